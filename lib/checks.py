@@ -1,0 +1,131 @@
+"""Checks that run inside chapters: an error against a tolerance, and proof that it could fail.
+
+`check` guards a statement; `control` runs a deliberately broken version through the same measure and
+insists that it fails; `table` shows what ran. With LEADING_TERMS_CHECKS set to a file, nothing is raised
+and every result is appended to it as one JSON line: the equation gate in tests/ reads that.
+"""
+
+import html
+import json
+import math
+import os
+from dataclasses import asdict, dataclass
+
+import torch
+
+
+class CheckFailed(AssertionError):
+    """A check whose error exceeds its tolerance, or a control that a broken version passed."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One executed check: `error` and `tolerance` are plain numbers on the same scale."""
+
+    name: str
+    equation: str | None
+    error: float
+    tolerance: float
+    kind: str  # "check" or "control"
+    passed: bool
+
+
+_ran: list[Result] = []
+
+
+def _record(name, error, tolerance, equation, kind) -> float:
+    error, tolerance = float(error), float(tolerance)
+    if not (math.isfinite(tolerance) and tolerance >= 0):
+        raise ValueError(f"The tolerance of '{name}' must be a finite number of at least 0, got {tolerance}.")
+    # A NaN error is never small: it fails a check. Nor does it prove anything: it fails a control.
+    passed = error <= tolerance if kind == "check" else error > tolerance
+    result = Result(name, equation, error, tolerance, kind, passed)
+    _ran.append(result)
+    if target := os.environ.get("LEADING_TERMS_CHECKS"):
+        with open(target, "a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(result)) + "\n")
+    elif not passed:
+        relation = "exceeds" if kind == "check" else "does not exceed"
+        raise CheckFailed(f"{kind} '{name}': error {error:.3g} {relation} the tolerance {tolerance:.3g}")
+    return error
+
+
+def check(name: str, error, tolerance: float, *, equation: str | None = None) -> float:
+    """Assert that `error` is at most `tolerance`; returns the error.
+
+    `equation` is the label `eq-…` of the displayed equation under test.
+    Raises CheckFailed if the error is larger or NaN, ValueError for a tolerance that is not a number.
+    """
+    return _record(name, error, tolerance, equation, "check")
+
+
+def control(name: str, error, tolerance: float, *, equation: str | None = None) -> float:
+    """Assert that a deliberately broken version misses by more than `tolerance`; returns the error.
+
+    Raises CheckFailed if the broken version would have passed (or its error is NaN).
+    """
+    return _record(name, error, tolerance, equation, "control")
+
+
+def reset() -> None:
+    """Forget what ran (tests use it; a chapter's kernel starts empty)."""
+    _ran.clear()
+
+
+class Table:
+    """What was checked, for a page: rows in the order in which they ran."""
+
+    def __init__(self, results):
+        self.results = list(results)
+
+    def _rows(self):
+        head = ("what", "equation", "largest error", "tolerance", "verdict")
+        verdict = {"check": "holds", "control": "broken version caught"}
+        rows = [
+            (r.name, r.equation or "", f"{r.error:.1e}", f"{r.tolerance:.0e}", verdict[r.kind] if r.passed else "FAILED")
+            for r in self.results
+        ]
+        return [head, *rows]
+
+    def __str__(self):
+        rows = self._rows()
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+    __repr__ = __str__
+
+    def _repr_html_(self):
+        head, *rows = ([html.escape(cell) for cell in row] for row in self._rows())
+        line = lambda cells, tag: "<tr>" + "".join(f"<{tag}>{c}</{tag}>" for c in cells) + "</tr>"  # noqa: E731
+        body = "".join(line(row, "td") for row in rows)
+        return f'<table class="table"><thead>{line(head, "th")}</thead><tbody>{body}</tbody></table>'
+
+
+def table() -> Table:
+    """All checks and controls that ran in this process."""
+    return Table(_ran)
+
+
+def largest_error(actual, expected) -> float:
+    """max|actual - expected| / max|expected| in float64 (plain maximum where `expected` is zero).
+
+    Raises ValueError when the shapes differ, so that broadcasting never hides a transpose.
+    """
+    actual, expected = (torch.as_tensor(a).detach().to(torch.float64) for a in (actual, expected))
+    if actual.shape != expected.shape:
+        raise ValueError(f"shape {tuple(actual.shape)} where {tuple(expected.shape)} is expected")
+    if expected.numel() == 0:
+        raise ValueError("nothing to compare: both sides are empty")
+    scale = expected.abs().max().item()
+    return (actual - expected).abs().max().item() / (scale or 1.0)
+
+
+def check_answer(name: str, answer, expected, tolerance: float = 1e-9) -> None:
+    """Exercise helper: say whether the shape or the value of `answer` is wrong, or that it is right."""
+    try:
+        error = largest_error(answer, expected)
+    except (ValueError, TypeError) as problem:
+        raise CheckFailed(f"{name}: {problem}.") from None
+    if not error <= tolerance:
+        raise CheckFailed(f"{name}: the shape is right, the values are off by {error:.2g} (tolerance {tolerance:.0e}).")
+    print(f"{name}: correct (largest error {error:.0e}, tolerance {tolerance:.0e})")
