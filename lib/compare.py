@@ -99,6 +99,10 @@ class Reference:
         }
         return cls(statistics, shuffled, unigram_statistics(statistics.unigram, statistics.seq_len), deflations)
 
+    def shares(self) -> dict[str, dict[int, float]]:
+        """For each matrix term, how much of its squared norm its top k singular directions hold."""
+        return {name: {k: d.share for k, d in found.items()} for name, found in self.deflations.items()}
+
     def compare(self, model, step: int, learning_rate: float) -> list[dict]:
         """One row per parameter and layer (layer 1..L; 0 for the output matrix) after `step` updates.
 

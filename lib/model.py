@@ -7,7 +7,7 @@ the only convention. Source: Im, Oh, Fang and Li (2026), section 3.2, as the art
 import torch
 from torch import Tensor, nn
 
-MICRO_BATCH_ELEMENTS = 2**26  # activations of one hidden state per micro-batch: 256 MiB in float32
+MICRO_BATCH_ELEMENTS = 2**23  # of one hidden state per micro-batch: 32 MiB in float32
 
 
 class Layer(nn.Module):
@@ -95,7 +95,7 @@ def loss_and_gradients(model, inputs: Tensor, targets: Tensor, *, micro_batch="a
     """Mean loss in nats per token, and its gradient for every parameter.
 
     `inputs`, `targets` [N, T]. The batch is worked through in micro-batches of `micro_batch`
-    sequences ("auto": what keeps a hidden state below 256 MiB); the sum is the same, the memory
+    sequences ("auto": what keeps a hidden state near 32 MiB); the sum is the same, the memory
     is that of one micro-batch. The loss stays on the device: reading it is the caller's choice.
 
     Returns (scalar tensor, {parameter name: gradient of the parameter's shape}).

@@ -1,0 +1,407 @@
+"""The training loop: plain gradient descent from a configuration, with a record that someone can repeat.
+
+A run is a folder: `run.json` first, `metrics.jsonl` as it goes, `summary.json` at the end. A killed run
+resumes from its last checkpoint to the same numbers; a finished one is not run again. From the shell:
+`python -m lib.train --corpus storyworld --steps 40`.
+"""
+
+import argparse
+import hashlib
+import json
+import math
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from tqdm import tqdm
+
+from lib.compare import Reference
+from lib.corpus import load_corpus
+from lib.model import MICRO_BATCH_ELEMENTS, AttentionOnlyTransformer, loss_and_gradients
+from lib.results import (
+    append_jsonl,
+    atomic_file,
+    cache_dir,
+    peak_memory_mib,
+    read_json,
+    read_jsonl,
+    results_root,
+    run_name,
+    run_record,
+    write_json,
+)
+from lib.theory import PARAMETERS
+
+CHECKPOINT_SECONDS = 60  # a killed run loses at most this and one step
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Every setting of a run, checked when it is made; the names are the same everywhere.
+
+    `batch_size` is a number of sequences or "full"; exactly one of `epochs` and `steps` is given;
+    `theory_sequences` says which sequences the statistics come from: "all", or the first so many of
+    the first epoch's order ("first_batch": as published). Raises ValueError, one sentence.
+    """
+
+    corpus: str = "storyworld"
+    tokenizer: str = "words"
+    vocab_size: int = 400
+    seq_len: int = 48
+    max_sequences: int | None = None
+    out_of_vocabulary: str = "unk"
+    num_layers: int = 3
+    learning_rate: float = 0.005
+    batch_size: int | str = 128
+    micro_batch_size: int | str = "auto"
+    epochs: int | None = None
+    steps: int | None = None
+    init_std: float = 0.0
+    seed: int = 0
+    device: str = "auto"
+    dtype: str = "float32"
+    theory_sequences: int | str = "all"
+
+    def __post_init__(self):
+        def refuse(name, expected):
+            raise ValueError(f"{name} must be {expected}, got {getattr(self, name)!r}.")
+
+        def whole(value, least):
+            return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+        for name in ("corpus", "tokenizer"):
+            if not isinstance(getattr(self, name), str) or not getattr(self, name):
+                refuse(name, "a name or a path")
+        for name, least in {"vocab_size": 2, "seq_len": 1, "num_layers": 1, "seed": 0}.items():
+            if not whole(getattr(self, name), least):
+                refuse(name, f"a whole number of at least {least}")
+        for name in ("max_sequences", "epochs", "steps"):
+            if getattr(self, name) is not None and not whole(getattr(self, name), 1):
+                refuse(name, "a whole number of at least 1, or None")
+        words = {"batch_size": ("full",), "micro_batch_size": ("auto",), "theory_sequences": ("all", "first_batch")}
+        for name, allowed in words.items():
+            value = getattr(self, name)
+            if not (whole(value, 1) or (isinstance(value, str) and value in allowed)):
+                refuse(name, "a whole number of at least 1 or " + " or ".join(map(repr, allowed)))
+        for name, positive in {"learning_rate": True, "init_std": False}.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                refuse(name, "a finite number")
+            if value < 0 or (positive and value == 0):
+                refuse(name, "above 0" if positive else "at least 0")
+            object.__setattr__(self, name, float(value))
+        choices = {"device": ("auto", "cpu", "cuda"), "dtype": ("float32", "float64")}
+        for name, allowed in (choices | {"out_of_vocabulary": ("drop", "unk")}).items():
+            if getattr(self, name) not in allowed:
+                refuse(name, "one of " + ", ".join(allowed))
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError("Give exactly one of epochs and steps.")
+
+    def torch_device(self) -> torch.device:
+        """The device to run on; raises ValueError where CUDA is asked for and absent."""
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("device is 'cuda' but no CUDA device is visible; use 'auto' or 'cpu'.")
+        cuda = self.device == "cuda" or (self.device == "auto" and torch.cuda.is_available())
+        return torch.device("cuda" if cuda else "cpu")
+
+
+@dataclass
+class RunResult:
+    """A finished run: `summary` and `metrics` as on disk, the `model` (None if its weights are gone)."""
+
+    summary: dict
+    metrics: list[dict]
+    model: AttentionOnlyTransformer | None
+    run_dir: Path
+    config: TrainConfig = field(repr=False)
+
+
+def corpus_of(config: TrainConfig):
+    """The lib.corpus.Corpus that the settings name; raises what load_corpus raises."""
+    names = ("tokenizer", "vocab_size", "seq_len", "max_sequences", "out_of_vocabulary", "seed")
+    return load_corpus(config.corpus, **{name: getattr(config, name) for name in names})
+
+
+def epoch_order(num_sequences: int, seed: int, epoch: int) -> torch.Tensor:
+    """Order [num_sequences] in which an epoch visits the sequences, from (seed, epoch) alone."""
+    return torch.from_numpy(np.random.default_rng([seed, epoch]).permutation(num_sequences))
+
+
+def snapshot_steps(last: int) -> set[int]:
+    """1, 2, 3, 4, 5, 6, 8, 10, … `last`: about eight a decade."""
+    return {min(last, round(10 ** (i / 8))) for i in range(8 * len(str(last)) + 1)} | {last}
+
+
+class _Checkpoint:
+    """The latest weights of a run, as safetensors with a JSON header, hashed against damage."""
+
+    def __init__(self, run_dir: Path):
+        digest = hashlib.sha256(str(run_dir.resolve()).encode()).hexdigest()[:8]
+        self.path = cache_dir() / "checkpoints" / f"{run_dir.name}-{digest}.safetensors"
+
+    @staticmethod
+    def _hash(weights) -> str:
+        digest = hashlib.sha256()
+        for name in sorted(weights):
+            digest.update(name.encode() + weights[name].numpy().tobytes())
+        return digest.hexdigest()
+
+    def save(self, model, step: int, identity: dict) -> None:
+        weights = {name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}
+        header = {"step": step, "identity": identity, "sha256": self._hash(weights)}
+        with atomic_file(self.path) as temporary:
+            save_file(weights, str(temporary), metadata={"run": json.dumps(header, sort_keys=True)})
+
+    def load(self, model, identity: dict) -> int | None:
+        """Put the stored weights into `model` and return their step; None if nothing is stored.
+
+        Raises ValueError if the file is damaged or belongs to another run or other shapes.
+        """
+        if not self.path.exists():
+            return None
+        advice = f"delete {self.path} to start this run from the beginning"
+        try:
+            with safe_open(str(self.path), framework="pt") as file:
+                header = json.loads((file.metadata() or {})["run"])
+                weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, KeyError, ValueError, OSError) as error:
+            raise ValueError(f"The checkpoint cannot be read ({error}); {advice}.") from error
+        shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        if header["identity"] != identity or {n: tuple(w.shape) for n, w in weights.items()} != shapes:
+            raise ValueError(f"The checkpoint belongs to other settings, corpus or shapes; {advice}.")
+        if header["sha256"] != self._hash(weights):
+            raise ValueError(f"The checkpoint is damaged, its weights do not match their hash; {advice}.")
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(weights[name])
+        return header["step"]
+
+
+def _memory_needed(config: TrainConfig, vocab_size: int) -> int:
+    """Bytes that a run needs beyond its corpus, an upper estimate."""
+    item = 4 if config.dtype == "float32" else 8
+    square = vocab_size**2
+    weights = 2 * item * square * (2 * config.num_layers + 1)
+    statistics = 8 * square * 14
+    # Per sequence and layer: hidden, messages and their gradients [T, V]; scores and attention [T, T].
+    per_sequence = item * config.seq_len * (6 * vocab_size + 6 * config.seq_len) * (config.num_layers + 1)
+    automatic = max(1, MICRO_BATCH_ELEMENTS // (config.seq_len * vocab_size))
+    micro = automatic if config.micro_batch_size == "auto" else config.micro_batch_size
+    batch = micro if config.batch_size == "full" else min(micro, config.batch_size)
+    return weights + statistics + batch * per_sequence
+
+
+def _free_memory() -> int:
+    """Bytes that the operating system can still give: the page cache counts as free on Linux."""
+    if Path("/proc/meminfo").exists():
+        found = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        return int(found["MemAvailable"].split()[0]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def _check_memory(config: TrainConfig, vocab_size: int, device: torch.device) -> None:
+    if device.type == "cuda":
+        available = torch.cuda.mem_get_info(device)[0]
+    else:
+        available = _free_memory()
+    needed = _memory_needed(config, vocab_size)
+    if needed > available:
+        raise MemoryError(
+            f"This run needs about {needed / 2**30:.1f} GiB and {available / 2**30:.1f} GiB are free; "
+            "lower micro_batch_size, vocab_size or num_layers."
+        )
+
+
+def _theory_tokens(config: TrainConfig, tokens: torch.Tensor, batch_size: int) -> torch.Tensor:
+    if config.theory_sequences == "all":
+        return tokens
+    count = batch_size if config.theory_sequences == "first_batch" else config.theory_sequences
+    if count > len(tokens):
+        raise ValueError(f"theory_sequences is {count} but the corpus has {len(tokens)} sequences.")
+    return tokens[epoch_order(len(tokens), config.seed, 0)[:count]]
+
+
+def train(config: TrainConfig, corpus, run_dir, *, resume=True, progress=True) -> RunResult:
+    """Train from zero (or from a small Gaussian) on `corpus` and write the record into `run_dir`.
+
+    Gradient descent without momentum: each parameter loses learning_rate times its gradient. The last
+    incomplete batch of an epoch is dropped. At about eight steps a decade and at each epoch's end all
+    weights are compared with their leading terms. With `resume`, an earlier, killed run of the same
+    settings goes on from its checkpoint, and a finished one is read back; without, it starts anew.
+
+    Raises ValueError (one sentence) for settings that do not fit the corpus or the folder's earlier
+    run, MemoryError if it will not fit, FloatingPointError if the loss stops being a number.
+    """
+    run_dir, device = Path(run_dir), config.torch_device()
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    tokens, vocab_size = corpus.tokens, corpus.vocab_size
+    if corpus.seq_len != config.seq_len or vocab_size > config.vocab_size:
+        raise ValueError(
+            f"The corpus has T={corpus.seq_len} and V={vocab_size}, "
+            f"the settings T={config.seq_len} and V={config.vocab_size}."
+        )
+    batch_size = len(tokens) if config.batch_size == "full" else config.batch_size
+    if batch_size > len(tokens):
+        raise ValueError(f"batch_size is {batch_size} but the corpus has only {len(tokens)} sequences.")
+    per_epoch = len(tokens) // batch_size
+    last = config.steps or config.epochs * per_epoch
+    identity = {"parameters": asdict(config), "fingerprint": corpus.fingerprint}
+
+    checkpoint = _Checkpoint(run_dir)
+    dtype = getattr(torch, config.dtype)
+    model = AttentionOnlyTransformer(
+        vocab_size, config.seq_len, config.num_layers, init_std=config.init_std, seed=config.seed
+    ).to(device, dtype)
+    _refuse_other_run(run_dir, identity)
+    if not resume:
+        for path in (run_dir / "summary.json", run_dir / "metrics.jsonl", checkpoint.path):
+            path.unlink(missing_ok=True)
+    done, metrics = checkpoint.load(model, identity) or 0, run_dir / "metrics.jsonl"
+    if (run_dir / "summary.json").exists():
+        return RunResult(
+            read_json(run_dir / "summary.json"), read_jsonl(metrics), model if done else None, run_dir, config
+        )
+    spent = _cut_metrics(metrics, done)
+    _check_memory(config, vocab_size, device)
+    chosen = _theory_tokens(config, tokens, batch_size)
+    reference = Reference.from_tokens(
+        chosen[:, :-1], chosen[:, 1:], vocab_size, seed=config.seed, device=device.type
+    )
+    started, saved = time.monotonic() - spent, time.monotonic()
+
+    def record(**measured):
+        found = run_record(asdict(config), corpus, device=device, **measured)
+        write_json(run_dir / "run.json", found | {"deflation_shares": reference.shares()})
+
+    record()
+
+    tokens, order, loss = tokens.to(device), None, None
+    wanted = snapshot_steps(last)
+    bar = tqdm(total=last, initial=done, desc=run_dir.name[:24], unit="step", disable=None if progress else True)
+    for step in range(done + 1, last + 1):
+        epoch, batch = divmod(step - 1, per_epoch)
+        if order is None or batch == 0:
+            order = epoch_order(len(tokens), config.seed, epoch).to(device)
+        chosen = tokens[order[batch * batch_size : (batch + 1) * batch_size]]
+        loss, gradients = loss_and_gradients(
+            model, chosen[:, :-1], chosen[:, 1:], micro_batch=config.micro_batch_size
+        )
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter -= config.learning_rate * gradients[name]
+        bar.update()
+        is_snapshot = step in wanted or batch == per_epoch - 1
+        if is_snapshot or time.monotonic() - saved > CHECKPOINT_SECONDS:
+            value = loss.item()
+            if not (math.isfinite(value) and all(p.isfinite().all() for p in model.parameters())):
+                raise FloatingPointError(
+                    f"The loss is no longer a number after step {step}; lower learning_rate. What was "
+                    f"written before stands in {run_dir}."
+                )
+            bar.set_postfix(loss=f"{value:.4f}")
+            if is_snapshot:
+                line = {
+                    "step": step,
+                    "epoch": step / per_epoch,
+                    "sum_learning_rate": step * config.learning_rate,
+                    "loss": value,
+                    "seconds": time.monotonic() - started,
+                    "comparisons": reference.compare(model, step, config.learning_rate),
+                }
+                append_jsonl(metrics, line)
+            checkpoint.save(model, step, identity)
+            saved = time.monotonic()
+    bar.close()
+
+    seconds = time.monotonic() - started
+    record(seconds=seconds, peak_memory=peak_memory_mib(device))
+    lines = read_jsonl(metrics)
+    write_json(run_dir / "summary.json", _summary(lines, config, batch_size, seconds))
+    return RunResult(read_json(run_dir / "summary.json"), lines, model, run_dir, config)
+
+
+def _refuse_other_run(run_dir: Path, identity: dict) -> None:
+    if not (run_dir / "run.json").exists():
+        return
+    earlier = read_json(run_dir / "run.json")
+    found = earlier["parameters"] | {"fingerprint": earlier["corpus"]["fingerprint"]}
+    asked = identity["parameters"] | {"fingerprint": identity["fingerprint"]}
+    different = sorted(name for name in asked if asked[name] != found.get(name))
+    if different:
+        raise ValueError(
+            f"{run_dir} holds a run with another {', '.join(different)}; choose another folder. Nothing was changed."
+        )
+
+
+def _cut_metrics(path: Path, step: int) -> float:
+    """Drop lines after `step` (a kill came between line and checkpoint); returns the seconds spent."""
+    if not path.exists():
+        return 0.0
+    kept = [line for line in read_jsonl(path) if line["step"] <= step]
+    with atomic_file(path) as temporary:
+        temporary.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept))
+    return kept[-1]["seconds"] if kept else 0.0
+
+
+def _summary(metrics: list[dict], config: TrainConfig, batch_size: int, seconds: float) -> dict:
+    """Last snapshot, and each parameter's smallest cosine over snapshots and layers (undefined left out)."""
+    final = metrics[-1]
+    cosines = {
+        name: [
+            row["cosine"]
+            for line in metrics
+            for row in line["comparisons"]
+            if row["parameter"] == name and row["cosine"] is not None
+        ]
+        for name in PARAMETERS
+    }
+    return {
+        "finished": True,
+        **{key: final[key] for key in ("step", "epoch", "sum_learning_rate", "loss", "comparisons")},
+        "minimum_cosine": {name: min(found, default=None) for name, found in cosines.items()},
+        "seconds": seconds,
+        "seconds_per_step": seconds / final["step"],
+        "tokens_per_second": final["step"] * batch_size * config.seq_len / seconds,
+    }
+
+
+def main(arguments=None) -> int:
+    """Command line: one option per setting, named as in TrainConfig; 2 and one sentence on bad input."""
+    parser = argparse.ArgumentParser(prog="python -m lib.train", description=__doc__.split("\n")[0])
+    for setting in fields(TrainConfig):
+        parser.add_argument("--" + setting.name.replace("_", "-"), dest=setting.name)
+    parser.add_argument("--results-root", help="folder of the run records (default: data/results)")
+    given = {name: text for name, text in vars(parser.parse_args(arguments)).items() if text is not None}
+    root = given.pop("results_root", None)
+    try:
+        config = TrainConfig(**{name: _from_text(name, text) for name, text in given.items()})
+        result = train(config, corpus_of(config), results_root(root) / run_name(asdict(config)))
+    except (ValueError, OSError, MemoryError, FloatingPointError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(result.run_dir)
+    for row in result.summary["comparisons"]:
+        print(f"{row['parameter']:<10} layer {row['layer']}  cosine {row['cosine']}  error {row['relative_error']}")
+    return 0
+
+
+def _from_text(name: str, text: str):
+    """A command-line value in the type that the setting has; texts stay texts."""
+    if TrainConfig.__dataclass_fields__[name].type in ("str", str):
+        return text
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+if __name__ == "__main__":
+    sys.exit(main())
