@@ -111,7 +111,7 @@ def largest_error(actual, expected) -> float:
 
     Raises ValueError when the shapes differ, so that broadcasting never hides a transpose.
     """
-    actual, expected = (torch.as_tensor(a).detach().to(torch.float64) for a in (actual, expected))
+    actual, expected = (torch.as_tensor(a, dtype=torch.float64).detach() for a in (actual, expected))
     if actual.shape != expected.shape:
         raise ValueError(f"shape {tuple(actual.shape)} where {tuple(expected.shape)} is expected")
     if expected.numel() == 0:
@@ -129,3 +129,24 @@ def check_answer(name: str, answer, expected, tolerance: float = 1e-9) -> None:
     if not error <= tolerance:
         raise CheckFailed(f"{name}: the shape is right, the values are off by {error:.2g} (tolerance {tolerance:.0e}).")
     print(f"{name}: correct (largest error {error:.0e}, tolerance {tolerance:.0e})")
+
+
+def check_horizon(covered) -> None:
+    """Exercise in `reproduction`: covered(learning_rate, num_layers, seq_len) -> number of updates."""
+    cases = {(0.005, 3, 200): 4, (0.05, 3, 200): 0, (0.001, 1, 100): 61, (0.01, 1, 10_000): 0}
+    check_answer("covered", [covered(*case) for case in cases], list(cases.values()), 0.0)
+
+
+def check_deflated_cosine(deflated_cosine) -> None:
+    """Exercise in `reproduction`: deflated_cosine(weight, term, k) of two matrices -> number.
+
+    The expected values are known beforehand: `weight` has the directions of `term`, other strengths.
+    """
+    angle = torch.arange(16, dtype=torch.float64).reshape(4, 4).sin()
+    (left, _), (right, _) = torch.linalg.qr(angle + torch.eye(4)), torch.linalg.qr(angle.T - torch.eye(4))
+    strong = torch.tensor([8.0, 4.0, 2.0, 1.0], dtype=torch.float64)
+    other = torch.tensor([-8.0, 4.0, -2.0, 1.0], dtype=torch.float64)
+    mixed = torch.outer(left[:, 0], right[:, 3]) - torch.outer(left[:, 3], right[:, 0])
+    term, weight = left @ torch.diag(strong) @ right.T, left @ torch.diag(other) @ right.T + mixed
+    expected = [(16 - 4 + 1) / 21, (-4 + 1) / 5]
+    check_answer("deflated_cosine", [deflated_cosine(weight, term, k) for k in (1, 2)], expected)

@@ -288,11 +288,11 @@ def _expand(grammar: Grammar, cue: str, rng: random.Random) -> str:
             bound[prefix + case] = pronoun
     bound |= {"He": bound["he"].capitalize(), "His": bound["his"].capitalize()}
     sentences: list[str] = []
-    used: set[int] = set()
+    used: list[Template] = []  # no sentence twice in a story
     for part in grammar.outlines[bisect(grammar.outline_weights, rng.random())]:
         template = _draw(lists[part], rng)
-        while id(template) in used and len(lists[part][1]) > len(used):
+        while template in used:
             template = _draw(lists[part], rng)
-        used.add(id(template))
+        used.append(template)
         sentences.append(fill(template))
     return A_BEFORE_VOWEL.sub(r"\1n ", " ".join(sentences))
