@@ -12,6 +12,7 @@ BIN := $(abspath $(VENV))/bin
 
 CHAPTERS := $(wildcard book/*.ipynb)
 RUNS := $(wildcard book/runs/*.ipynb)
+BENCHMARKS := $(wildcard benchmarks/bench_*.py)
 NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=300 -n $(WORKERS) --dist loadfile
 
 # Nothing is fetched, and no progress bar is drawn, while a page is built or a test runs.
@@ -74,11 +75,11 @@ refresh: $(STAMP)
 	"$(BIN)/nbstripout" --keep-output --keep-count $(CHAPTERS) $(RUNS)
 
 bench: $(STAMP)
-	for script in benchmarks/bench_*.py; do "$(BIN)/python" "$$script"; done
+	@test -n "$(BENCHMARKS)" || { echo "There is no benchmarks/bench_*.py to run." >&2; exit 1; }
+	for script in $(BENCHMARKS); do "$(BIN)/python" "$$script"; done
 
 lint: $(STAMP)
 	"$(BIN)/ruff" check .
-	"$(BIN)/nbstripout" --verify --keep-output --keep-count $(CHAPTERS) $(RUNS)
 
 # Flips every sign of every function that carries an equation label; prints which check noticed.
 mutants: export OMP_NUM_THREADS ?= 1
@@ -86,4 +87,4 @@ mutants: $(STAMP)
 	"$(BIN)/python" tests/equations.py
 
 clean:
-	rm -rf _build data/cache .pytest_cache .ruff_cache *.egg-info
+	rm -rf _build .ruff_cache *.egg-info

@@ -247,8 +247,8 @@ def _check_source(source: str | Path, settings: dict) -> str | Path:
     if source == "sample":
         if (source := sample_path()) is None:
             raise FileNotFoundError(
-                "The TinyStories sample is not on this machine: set LEADING_TERMS_SAMPLE to the file, "
-                "or make data/cache/tinystories-sample.txt as data/README.md says"
+                "the TinyStories sample is not on this machine: set LEADING_TERMS_SAMPLE to the "
+                "file, or make data/cache/tinystories-sample.txt as data/README.md says"
             )
     path = Path(source)
     if not path.exists():

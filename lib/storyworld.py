@@ -1,10 +1,10 @@
 """The embedded corpus: short children's stories expanded from a grammar, with known associations.
 
-The sentences and word lists stand in data/storyworld.toml, which explains its own format; this module
-only expands them. A story is one outline filled in: a main character, a scene, a plot, a friend. Every
-story has its own random stream, seeded by (seed, index), so a longer corpus begins with the shorter
-one, and holding a pair of words out replaces the stories that have both and leaves all others as they
-were. Only `random.Random.random` is used, whose values are the same in every version of Python.
+The sentences and word lists stand in data/storyworld.toml, which explains its own format; this
+module only expands them. A story is an outline filled in: a character, a scene, a plot, a friend.
+Every story has its own random stream, seeded by (seed, index), so a longer corpus begins with the
+shorter one, and holding a pair of words out replaces the stories that have both and leaves the
+others as they were. Only `random.Random.random` is used: the same values in every Python.
 
 Three kinds of association are planted, and `truth()` names them:
 collocations, a word and the one that always follows it; classes, words that take turns in one slot
@@ -16,89 +16,83 @@ import re
 import tomllib
 from bisect import bisect
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import accumulate, combinations
+from itertools import accumulate, permutations
 from pathlib import Path
 
 import numpy as np
 
 DEFAULT_PATH = Path(__file__).resolve().parent.parent / "data" / "storyworld.toml"
-TOKEN = re.compile(r"[^\W\d_]+|\d+|\S")  # the words tokenizer of lib.corpus, which this may not import
+TABLES = "zipf keep outline hold_out collocations classes words sentences plots scenes".split()
+# The words tokenizer of lib.corpus, which this module may not import.
+TOKEN = re.compile(r"[^\W\d_]+|\d+|\S")
 SLOT = re.compile(r"\{(\w+)\}")
 A_BEFORE_VOWEL = re.compile(r"\b([Aa]) (?=[aeiouAEIOU])")
-ATTEMPTS = 1000  # redraws of one story before giving up
 PRONOUNS = {"he": ("he", "him", "his"), "she": ("she", "her", "her")}
+BOUND = {f"{who}{word}" for who in ("", "pal_") for word in ("he", "him", "his", "kind")}
+BOUND |= {"He", "His", "hero", "pal", "cue"}
+ATTEMPTS = 1000  # redraws of one story before giving up
 
-Template = tuple[tuple[str, str | None], ...]  # (text, slot that follows it or None), …
-Options = tuple[list[float], list[Template]]  # cumulative weights that end at 1, and what they choose
+Template = tuple[tuple[str, str | None], ...]  # (text, the slot that follows it or None), …
+Options = tuple[list[float], list]  # cumulative weights, the last one 1, and what they choose from
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """A compiled grammar. Made by `load_grammar`, never changed.
+    """A compiled grammar, made by `load_grammar`.
 
-    `lists` is what every story can draw from; `scenes` and `plots` name the lists that a story of
-    that scene or plot has besides, and before, those. `outlines` are sequences of names of lists.
+    `lists` [name] are the templates that every story can draw from. `scenes` chooses a pair (cue,
+    lists of that scene), `plots` the lists of a plot, `outlines` names of lists, in order.
     """
 
     lists: dict[str, Options]
-    scenes: dict[str, dict[str, Options]]
-    plots: dict[str, dict[str, Options]]
-    outlines: list[list[str]]
+    scenes: Options
+    plots: Options
+    outlines: Options
     keep: frozenset[str]
-    scene_weights: list[float]
-    plot_weights: list[float]
-    outline_weights: list[float]
     truth: dict
 
 
-@lru_cache(maxsize=8)
 def load_grammar(path: str | Path | None = None) -> Grammar:
     """Read and compile a grammar, data/storyworld.toml unless a path is given.
 
-    Raises FileNotFoundError if there is no such file, ValueError if it is not TOML, lacks a table, has
-    a list that is empty or not of strings, or a sentence names a list that does not exist.
+    Raises FileNotFoundError if there is no such file; ValueError if it is not TOML, lacks a table,
+    has a list that is too short or not of strings, or a sentence names a list that does not exist.
     """
     path = Path(path or DEFAULT_PATH)
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path.name} is not valid TOML: {error}; mend that place") from None
-    missing = {"zipf", "keep", "outline", "hold_out", "collocations", "classes", "words", "sentences"}
-    missing = sorted((missing | {"plots", "scenes"}) - raw.keys())
+    missing = [name for name in TABLES if name not in raw]
+    missing += [
+        f"words of scene {cue}" for cue, t in raw.get("scenes", {}).items() if "words" not in t
+    ]
     if missing:
         raise ValueError(f"{path.name} lacks {', '.join(missing)}; add what is missing")
 
-    def weights(count: int) -> list[float]:
-        single = [(k + 1) ** -raw["zipf"] for k in range(count)]
-        return [round(total / sum(single), 12) for total in accumulate(single)]
+    def options(entries: list) -> Options:
+        weights = [(k + 1) ** -raw["zipf"] for k in range(len(entries))]
+        return [round(total / sum(weights), 12) for total in accumulate(weights)], entries
 
     def compiled(tables: dict) -> dict[str, Options]:
         for name, texts in tables.items():
             if not (isinstance(texts, list) and texts and all(isinstance(t, str) for t in texts)):
-                raise ValueError(f"{path.name}: {name!r} must be a list of strings that is not empty")
-        return {name: (weights(len(t)), [_compile(text) for text in t]) for name, t in tables.items()}
+                raise ValueError(f"{path.name}: {name!r} must be a non-empty list of strings")
+        return {name: options([_compile(text) for text in t]) for name, t in tables.items()}
 
-    slots = {name: words for table in raw["classes"].values() for name, words in table.items()}
-    lists = compiled({**slots, **raw["collocations"], **raw["words"], **raw["sentences"]})
-    scenes = {
-        cue: compiled({k: [v] if isinstance(v, str) else v for k, v in table.items() if k != "words"})
-        for cue, table in raw["scenes"].items()
-    }
-    plots = {name: compiled(table) for name, table in raw["plots"].items()}
-    outlines = [outline.split() for outline in raw["outline"]]
-    _check_slots(path.name, lists, scenes, plots, outlines)
-    return Grammar(
+    lists: dict = {}
+    for tables in [*raw["classes"].values(), raw["collocations"], raw["words"], raw["sentences"]]:
+        lists |= compiled(tables)
+    grammar = Grammar(
         lists,
-        scenes,
-        plots,
-        outlines,
+        options([(cue, compiled(tables)) for cue, tables in raw["scenes"].items()]),
+        options([compiled(tables) for tables in raw["plots"].values()]),
+        options([outline.split() for outline in raw["outline"]]),
         frozenset(raw["keep"]),
-        weights(len(scenes)),
-        weights(len(plots)),
-        weights(len(outlines)),
         _truth(raw),
     )
+    _check_slots(grammar, path.name)
+    return grammar
 
 
 def generate(
@@ -110,8 +104,8 @@ def generate(
 ) -> list[str]:
     """Expand `num_stories` different stories. Their first k are `generate(k, seed)`.
 
-    hold_out: (cue, word) pairs, each a scene and one of its words that also occurs in another scene;
-        no story has both. The stories that do not have both are the same as without `hold_out`.
+    hold_out: (cue, word) pairs, each a scene and one of its words that another scene has too; no
+        story has both. All stories that lack the pair anyway are the same as without `hold_out`.
 
     Raises ValueError for a number below 1, a bad seed, a pair that cannot be held out, or a grammar
     too small for so many different stories.
@@ -120,19 +114,19 @@ def generate(
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ValueError(f"{name}={value!r}: must be an integer of at least {least}")
     grammar = grammar or load_grammar()
-    pairs = _check_hold_out(grammar, hold_out)
+    pairs = _check_hold_out(hold_out, grammar.truth["scenes"])
     stories: dict[str, None] = {}  # a set that keeps its order
     for index in range(num_stories):
         rng = random.Random(f"{seed}/{index}")
-        cue = list(grammar.scenes)[bisect(grammar.scene_weights, rng.random())]
+        scene = _draw(grammar.scenes, rng)
         for _ in range(ATTEMPTS):
-            story = _expand(grammar, cue, rng)
+            story = _expand(grammar, scene, rng)
             if story not in stories and not (pairs and _has_pair(story, pairs)):
                 break
         else:
             raise ValueError(
-                f"the grammar offers no further story about the {cue} after {index} stories; ask for "
-                "fewer stories, hold out less, or add sentences to the grammar"
+                f"the grammar offers no further story about the {scene[0]} after {index} stories; "
+                "ask for fewer stories, hold out less, or add sentences to the grammar"
             )
         stories[story] = None
     return list(stories)
@@ -147,8 +141,10 @@ def truth(grammar: Grammar | None = None) -> dict:
     """
     tables = (grammar or load_grammar()).truth
     return {
-        name: {key: list(words) for key, words in table.items()} if isinstance(table, dict) else list(table)
-        for name, table in tables.items()
+        "collocations": list(tables["collocations"]),
+        "classes": {name: list(words) for name, words in tables["classes"].items()},
+        "scenes": {cue: list(words) for cue, words in tables["scenes"].items()},
+        "hold_out": list(tables["hold_out"]),
     }
 
 
@@ -157,10 +153,11 @@ def planted_pairs(tables: dict) -> dict[str, list[tuple[str, str]]]:
 
     Of a class, each pair of members both ways; of a scene, (cue, word).
     """
-    classes = [pair for words in tables["classes"].values() for pair in combinations(words, 2)]
     return {
         "collocations": list(tables["collocations"]),
-        "classes": classes + [(b, a) for a, b in classes],
+        "classes": [
+            pair for words in tables["classes"].values() for pair in permutations(words, 2)
+        ],
         "scenes": [(cue, word) for cue, words in tables["scenes"].items() for word in words],
     }
 
@@ -171,19 +168,22 @@ def separation(scores, frequency, vocabulary, pairs, *, rivals: int = 20) -> flo
     Each pair (word, partner) meets (word, rival) for the `rivals` words nearest to the partner in
     `frequency` [V] that are not planted with the word. The result is the share of such meetings in
     which the planted pair scores higher, ties counting half: an area under the ROC curve, matched
-    for frequency. Pairs with a word outside `vocabulary` are left out.
+    for frequency. A score below 0, less than chance, counts as 0: no association. Pairs with a word
+    outside `vocabulary` are left out; ValueError if none remains.
     """
-    scores, frequency = np.asarray(scores), np.asarray(frequency)
+    scores, size = np.maximum(np.asarray(scores), 0), np.log(np.asarray(frequency) + 1e-12)
     index = {word: i for i, word in enumerate(vocabulary)}
     found = [(index[a], index[b]) for a, b in pairs if a in index and b in index]
+    if not found:
+        raise ValueError("none of the pairs has both words in the vocabulary; choose a larger one")
     planted: dict[int, set[int]] = {}
     for a, b in found:
         planted.setdefault(a, {a}).add(b)
     wins = []
     for a, b in found:
-        near = np.argsort(abs(np.log(frequency + 1e-12) - np.log(frequency[b] + 1e-12)), kind="stable")
-        rival = [j for j in near[: rivals + len(planted[a])] if j not in planted[a]][:rivals]
-        wins.append(np.mean((scores[a, b] > scores[a, rival]) + 0.5 * (scores[a, b] == scores[a, rival])))
+        nearest = np.argsort(abs(size - size[b]), kind="stable")[: rivals + len(planted[a])]
+        others = [j for j in nearest if j not in planted[a]][:rivals]
+        wins.append(np.mean(np.sign(scores[a, b] - scores[a, others]) / 2 + 0.5))
     return float(np.mean(wins))
 
 
@@ -195,54 +195,60 @@ def _compile(text: str) -> Template:
     return tuple(zip(pieces[::2], [*pieces[1::2], None], strict=True))
 
 
-def _check_slots(name: str, lists: dict, scenes: dict, plots: dict, outlines: list) -> None:
-    """Every slot of every story that can be drawn has a list, and no list leads back to itself."""
-    character = [f"{who}{case}" for who in ("", "pal_") for case in ("he", "him", "his", "kind")]
-    bound = {*character, "He", "His", "hero", "pal", "cue"}
-
-    def visit(slot: str, tables: dict, inside: tuple[str, ...]) -> None:
-        if slot in inside or slot not in tables:
-            fault = "leads back to itself" if slot in inside else "names no list"
-            raise ValueError(f"{name}: {{{slot}}}, used in {inside[-1]!r}, {fault}; mend the sentence")
-        if slot not in done:
-            for template in tables[slot][1]:
-                for _, inner in template:
-                    if inner and inner not in bound:
-                        visit(inner, tables, (*inside, slot))
-            done.add(slot)
-
-    for scene in scenes.values():
-        for plot in plots.values():
-            done: set[str] = set()
-            for slot in {"name_he", "name_she", "kind_he", "kind_she", "animal"}.union(*outlines):
-                visit(slot, {**lists, **plot, **scene}, ("outline",))
-
-
 def _truth(raw: dict) -> dict:
     pairs = [text.lower().split() for texts in raw["collocations"].values() for text in texts]
-    classes = {
-        name: [word.lower() for words in table.values() for word in words]
-        for name, table in raw["classes"].items()
-    }
     return {
         "collocations": [tuple(pair) for pair in pairs],
-        "classes": classes,
-        "scenes": {cue: table["words"] for cue, table in raw["scenes"].items()},
+        "classes": {
+            name: [word.lower() for words in lists.values() for word in words]
+            for name, lists in raw["classes"].items()
+        },
+        "scenes": {cue: lists["words"] for cue, lists in raw["scenes"].items()},
         "hold_out": [tuple(pair) for pair in raw["hold_out"]],
     }
 
 
-def _check_hold_out(grammar: Grammar, hold_out) -> list[set[str]]:
-    scenes = grammar.truth["scenes"]
-    for cue, word in hold_out:
-        if cue not in scenes or word not in scenes[cue]:
-            raise ValueError(f"hold_out: ({cue!r}, {word!r}) is no scene with one of its words; see truth()")
-        if not any(word in words for other, words in scenes.items() if other != cue):
+def _check_slots(grammar: Grammar, name: str) -> None:
+    """Every slot has a list that is long enough, and no list leads back to itself."""
+
+    def visit(slot: str, inside: tuple[str, ...]) -> None:
+        if slot in inside or slot not in lists:
+            fault = "leads back to itself" if slot in inside else "names no list"
+            raise ValueError(f"{name}: {{{slot}}} in {inside[-1]!r} {fault}; mend the sentence")
+        if slot not in done:
+            inner = {slot for template in lists[slot][1] for _, slot in template if slot}
+            for each in sorted(inner - BOUND):
+                visit(each, (*inside, slot))
+            done.add(slot)
+
+    for _, scene in grammar.scenes[1]:
+        for plot in grammar.plots[1]:
+            lists, done = {**grammar.lists, **plot, **scene}, set()
+            for outline in grammar.outlines[1]:
+                for part in [*outline, "name_he", "name_she", "kind_he", "kind_she", "animal"]:
+                    visit(part, ("outline",))
+                    least = outline.count(part) or 2  # no sentence twice; two characters
+                    if len(set(lists[part][1])) < least:
+                        raise ValueError(
+                            f"{name}: {part!r} needs {least} different entries; add more"
+                        )
+
+
+def _check_hold_out(hold_out, scenes: dict[str, list[str]]) -> list[set[str]]:
+    for pair in hold_out:
+        if isinstance(pair, str) or len(pair) != 2:
+            raise ValueError(f"hold_out: {pair!r} is no pair; write (('pond', 'frog'),)")
+        cue, word = pair
+        if word not in scenes.get(cue, ()):
             raise ValueError(
-                f"hold_out: {word!r} occurs in no other scene than {cue!r} and would vanish; choose a "
-                "word that two scenes share, such as those in truth()['hold_out']"
+                f"hold_out: no scene {cue!r} has the word {word!r}; see truth()['scenes']"
             )
-    return [{cue, word} for cue, word in hold_out]
+        if sum(word in words for words in scenes.values()) < 2:
+            raise ValueError(
+                f"hold_out: only the scene {cue!r} has {word!r}, which would vanish; choose a word "
+                "that two scenes share, such as those in truth()['hold_out']"
+            )
+    return [set(pair) for pair in hold_out]
 
 
 def _has_pair(story: str, pairs: list[set[str]]) -> bool:
@@ -250,7 +256,7 @@ def _has_pair(story: str, pairs: list[set[str]]) -> bool:
     return any(pair <= words for pair in pairs)
 
 
-def _draw(options: Options, rng: random.Random) -> Template:
+def _draw(options: Options, rng: random.Random):
     return options[1][bisect(options[0], rng.random())]
 
 
@@ -258,41 +264,35 @@ def _fill(template: Template, lists: dict, bound: dict, keep: frozenset, rng: ra
     text = ""
     for literal, slot in template:
         text += literal
-        if slot is None:
-            return text
-        value = bound.get(slot)
-        if value is None:
-            value = _fill(_draw(lists[slot], rng), lists, bound, keep, rng)
-            if slot in keep:
-                bound[slot] = value
-        text += value
+        if slot is not None:
+            value = bound.get(slot)
+            if value is None:
+                value = _fill(_draw(lists[slot], rng), lists, bound, keep, rng)
+                if slot in keep:
+                    bound[slot] = value
+            text += value
     return text
 
 
-def _expand(grammar: Grammar, cue: str, rng: random.Random) -> str:
-    """One story of the scene `cue`, not checked against others."""
-    plot = list(grammar.plots.values())[bisect(grammar.plot_weights, rng.random())]
-    lists = {**grammar.lists, **plot, **grammar.scenes[cue]}
-    bound = {"cue": cue}
-
-    def fill(template):
-        return _fill(template, lists, bound, grammar.keep, rng)
-
+def _expand(grammar: Grammar, scene: tuple[str, dict], rng: random.Random) -> str:
+    """One story of the scene (cue, lists), not compared with others."""
+    lists = {**grammar.lists, **_draw(grammar.plots, rng), **scene[1]}
+    bound = {"cue": scene[0]}
     for who, prefix in [("hero", ""), ("pal", "pal_")]:
         gender = "he" if rng.random() < 0.5 else "she"
-        taken = bound.get("hero"), bound.get("kind")
-        for slot, options in [(who, f"name_{gender}"), (f"{prefix}kind", f"kind_{gender}" if who == "hero" else "animal")]:
-            while bound.get(slot) is None or bound[slot] in taken:
-                bound[slot] = fill(_draw(lists[options], rng))
+        kinds = "animal" if prefix else f"kind_{gender}"
+        taken = {bound.get("hero"), bound.get("kind"), None}
+        for slot, source in [(who, f"name_{gender}"), (f"{prefix}kind", kinds)]:
+            while bound.get(slot) in taken:
+                bound[slot] = _fill(_draw(lists[source], rng), lists, {}, grammar.keep, rng)
         for case, pronoun in zip(PRONOUNS["he"], PRONOUNS[gender], strict=True):
             bound[prefix + case] = pronoun
     bound |= {"He": bound["he"].capitalize(), "His": bound["his"].capitalize()}
-    sentences: list[str] = []
-    used: list[Template] = []  # no sentence twice in a story
-    for part in grammar.outlines[bisect(grammar.outline_weights, rng.random())]:
+    used: list[Template] = []
+    for part in _draw(grammar.outlines, rng):
         template = _draw(lists[part], rng)
-        while template in used:
+        while template in used:  # no sentence twice in a story
             template = _draw(lists[part], rng)
         used.append(template)
-        sentences.append(fill(template))
-    return A_BEFORE_VOWEL.sub(r"\1n ", " ".join(sentences))
+    text = " ".join(_fill(template, lists, bound, grammar.keep, rng) for template in used)
+    return A_BEFORE_VOWEL.sub(r"\1n ", text)

@@ -404,7 +404,7 @@ def test_bad_parameters(stories, parameters, message):
 
 def test_bad_sources(write, tmp_path):
     for source in ("openwebtext", "fineweb", "storyword"):
-        with fail(f"source='{source}' is not available; available are 'storyworld', 'tinystories'"):
+        with fail(f"source='{source}' is not available; available are 'storyworld', 'sample', 't"):
             load_corpus(source)
     with fail("source=None: available are"):
         load_corpus(None)
@@ -566,9 +566,12 @@ def test_two_runs_write_the_same_bytes(stories, tmp_path, monkeypatch):
 def test_sample_path(monkeypatch, tmp_path, write):
     monkeypatch.setenv("LEADING_TERMS_SAMPLE", str(tmp_path / "absent.txt"))
     assert sample_path() is None
-    path = write("a b c")
+    with fail("sample is not on this machine: set LEADING_TERMS_SAMPLE", FileNotFoundError):
+        load_corpus("sample")
+    path = write(joined(STORIES))
     monkeypatch.setenv("LEADING_TERMS_SAMPLE", str(path))
     assert sample_path() == path
+    assert load_corpus("sample", vocab_size=10, seq_len=3).tokens.tolist() == FIRST_FOUR
 
 
 @pytest.fixture

@@ -1,0 +1,276 @@
+"""lib.train: what one update is, resuming, determinism, records, and refusals that lose nothing."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from lib import train as module
+from lib.corpus import load_corpus
+from lib.model import AttentionOnlyTransformer, loss_and_gradients
+from lib.train import TrainConfig, corpus_of, epoch_order, main, snapshot_steps, train
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+SMALL = TrainConfig(vocab_size=40, seq_len=12, max_sequences=60, batch_size=16, num_layers=2, steps=7, learning_rate=0.1)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("LEADING_TERMS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TQDM_DISABLE", "1")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LEADING_TERMS_CACHE", str(tmp_path_factory.mktemp("corpus")))
+        return corpus_of(SMALL)
+
+
+def without_time(metrics):
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in metrics]
+
+
+def weights(result):
+    return dict(result.model.named_parameters())
+
+
+def assert_same_run(one, two):
+    assert without_time(one.metrics) == without_time(two.metrics)
+    for name, weight in weights(one).items():
+        assert torch.equal(weight, weights(two)[name]), name
+
+
+def test_one_update_is_a_step_against_the_gradient(corpus, tmp_path):
+    result = train(replace(SMALL, steps=2, dtype="float64"), corpus, tmp_path / "run")
+    order = epoch_order(60, 0, 0)
+    model = AttentionOnlyTransformer(40, 12, 2).double()
+    for batch in (order[:16], order[16:32]):
+        chosen = corpus.tokens[batch]
+        _, gradients = loss_and_gradients(model, chosen[:, :-1], chosen[:, 1:])
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter -= 0.1 * gradients[name]
+    for name, parameter in model.named_parameters():
+        assert torch.equal(weights(result)[name], parameter), name
+    assert model.layers[1].value.any()
+
+
+def test_the_last_incomplete_batch_is_dropped_and_epochs_reshuffle(corpus, tmp_path, monkeypatch):
+    seen = []
+    real = module.loss_and_gradients
+    monkeypatch.setattr(
+        module, "loss_and_gradients", lambda m, x, y, **k: (seen.append(x.clone()), real(m, x, y, **k))[1]
+    )
+    train(replace(SMALL, steps=None, epochs=2), corpus, tmp_path / "run")
+    assert len(seen) == 2 * (60 // 16) and all(len(x) == 16 for x in seen)
+    for epoch in range(2):
+        expected = corpus.inputs[epoch_order(60, 0, epoch)[:48]]
+        assert torch.equal(torch.cat(seen[3 * epoch : 3 * epoch + 3]), expected)
+    assert not torch.equal(epoch_order(60, 0, 0), epoch_order(60, 0, 1))
+    assert not torch.equal(epoch_order(60, 0, 0), epoch_order(60, 1, 0))
+    assert torch.equal(epoch_order(60, 3, 5).sort().values, torch.arange(60))
+
+
+def test_two_runs_are_bitwise_equal(corpus, tmp_path):
+    one, two = (train(replace(SMALL, init_std=0.02), corpus, tmp_path / name) for name in ("one", "two"))
+    assert_same_run(one, two)
+    other = train(replace(SMALL, init_std=0.02, seed=1), corpus, tmp_path / "other")
+    assert not torch.equal(weights(one)["output"], weights(other)["output"])
+
+
+@pytest.mark.parametrize("kill_at", [1, 4, 6])
+def test_resumed_equals_uninterrupted(corpus, tmp_path, monkeypatch, kill_at):
+    whole = train(SMALL, corpus, tmp_path / "whole")
+    real, calls = module.loss_and_gradients, []
+
+    def interrupted(*arguments, **options):
+        calls.append(1)
+        if len(calls) == kill_at:
+            raise KeyboardInterrupt
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(module, "loss_and_gradients", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(SMALL, corpus, tmp_path / "killed")
+    assert not (tmp_path / "killed" / "summary.json").exists()
+    assert_same_run(train(SMALL, corpus, tmp_path / "killed"), whole)
+    assert len(calls) <= SMALL.steps + 2  # at most the one step since the last checkpoint is repeated
+
+
+def test_a_line_written_after_the_last_checkpoint_is_cut(corpus, tmp_path, monkeypatch):
+    whole = train(SMALL, corpus, tmp_path / "whole")
+    real = module._Checkpoint.save
+
+    def killed_before_saving(self, model, step, identity):
+        if step == 6:
+            raise KeyboardInterrupt  # the line of step 6 is on disk, its weights are not
+        real(self, model, step, identity)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module._Checkpoint, "save", killed_before_saving)
+        with pytest.raises(KeyboardInterrupt):
+            train(SMALL, corpus, tmp_path / "killed")
+    assert_same_run(train(SMALL, corpus, tmp_path / "killed"), whole)
+
+
+def test_killed_by_the_system_and_resumed(tmp_path, monkeypatch):
+    """A real SIGKILL in another process, at a moment that nobody chose."""
+    config = replace(SMALL, steps=120, max_sequences=64, batch_size=64)
+    command = [sys.executable, "-m", "lib.train", "--results-root", str(tmp_path / "results")]
+    for name in ("vocab_size", "seq_len", "max_sequences", "batch_size", "num_layers", "steps", "learning_rate"):
+        command += [f"--{name.replace('_', '-')}", str(getattr(config, name))]
+    process = subprocess.Popen(command, cwd=REPOSITORY, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    folder = tmp_path / "results" / module.run_name(module.asdict(config))
+    deadline = time.monotonic() + 60
+    while not (folder / "metrics.jsonl").exists() or len((folder / "metrics.jsonl").read_text().splitlines()) < 9:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (folder / "summary.json").exists()
+    torch.set_num_threads(1)
+    data = corpus_of(config)
+    assert_same_run(train(config, data, folder), train(config, data, tmp_path / "whole"))
+
+
+def test_a_finished_run_is_read_back_not_run_again(corpus, tmp_path, monkeypatch):
+    first = train(SMALL, corpus, tmp_path / "run")
+    monkeypatch.setattr(module, "loss_and_gradients", None)  # any step would fail
+    second = train(SMALL, corpus, tmp_path / "run")
+    assert_same_run(first, second)
+    assert second.summary == first.summary and second.summary["finished"] is True
+    for path in (tmp_path / "cache" / "checkpoints").iterdir():
+        path.unlink()
+    assert train(SMALL, corpus, tmp_path / "run").model is None
+
+
+def test_the_record(corpus, tmp_path):
+    result = train(replace(SMALL, steps=None, epochs=3), corpus, tmp_path / "run")
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert record["parameters"]["learning_rate"] == 0.1 and record["tf32"] is False
+    assert record["corpus"]["fingerprint"] == corpus.fingerprint and record["seconds"] > 0
+    assert record["peak_memory_mib"] > 0 and record["versions"]["torch"] == torch.__version__
+    assert {1, 2, 3, 6, 9} <= {line["step"] for line in result.metrics}  # early steps and epoch ends
+    final = result.metrics[-1]
+    assert final["sum_learning_rate"] == pytest.approx(0.9) and final["epoch"] == 3
+    assert result.metrics[0]["loss"] == pytest.approx(math.log(40), abs=1e-5)
+    for name, smallest in result.summary["minimum_cosine"].items():
+        cosines = [r["cosine"] for line in result.metrics for r in line["comparisons"] if r["parameter"] == name]
+        assert smallest == min(c for c in cosines if c is not None)
+    assert cosines[0] is None  # before the third update attention has not moved: undefined, not zero
+
+
+def test_theory_from_chosen_sequences(corpus, tmp_path):
+    every = train(SMALL, corpus, tmp_path / "all").metrics[0]["comparisons"][0]
+    batch = train(replace(SMALL, theory_sequences="first_batch"), corpus, tmp_path / "batch").metrics[0]["comparisons"][0]
+    counted = train(replace(SMALL, theory_sequences=16), corpus, tmp_path / "counted").metrics[0]["comparisons"][0]
+    assert batch == counted
+    assert batch["relative_error"] < 1e-5 < every["relative_error"]  # the first step is that batch's statistic
+
+
+def test_snapshots_are_spaced_evenly_in_the_logarithm():
+    steps = sorted(snapshot_steps(1000))
+    assert steps[0] == 1 and steps[-1] == 1000 and len(steps) < 30
+    assert all(later / earlier <= 2 for earlier, later in zip(steps, steps[1:], strict=False))
+
+
+@pytest.mark.parametrize(
+    "changes, sentence",
+    [
+        ({"vocab_size": 1}, "vocab_size must be a whole number of at least 2, got 1"),
+        ({"seq_len": 4.0}, "seq_len must be a whole number"),
+        ({"num_layers": True}, "num_layers must be a whole number"),
+        ({"learning_rate": 0}, "learning_rate must be above 0"),
+        ({"learning_rate": "0.1"}, "learning_rate must be a finite number"),
+        ({"init_std": math.nan}, "init_std must be a finite number"),
+        ({"batch_size": "half"}, "batch_size must be a whole number of at least 1 or 'full'"),
+        ({"theory_sequences": 0}, "theory_sequences must be"),
+        ({"steps": None}, "exactly one of epochs and steps"),
+        ({"epochs": 1}, "exactly one of epochs and steps"),
+        ({"device": "tpu"}, "device must be one of auto, cpu, cuda"),
+        ({"dtype": "float16"}, "dtype must be one of float32, float64"),
+        ({"out_of_vocabulary": "keep"}, "out_of_vocabulary must be one of drop, unk"),
+    ],
+)
+def test_settings_are_refused_in_one_sentence(changes, sentence):
+    with pytest.raises(ValueError, match=sentence) as caught:
+        replace(SMALL, **changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_settings_that_do_not_fit_the_corpus(corpus, tmp_path):
+    with pytest.raises(ValueError, match="batch_size is 61 but the corpus has only 60"):
+        train(replace(SMALL, batch_size=61), corpus, tmp_path / "run")
+    with pytest.raises(ValueError, match="The corpus has T=12"):
+        train(replace(SMALL, seq_len=13), corpus, tmp_path / "run")
+    with pytest.raises(ValueError, match="theory_sequences is 99"):
+        train(replace(SMALL, theory_sequences=99), corpus, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_cuda_asked_for_and_absent(corpus, tmp_path):
+    with pytest.raises(ValueError, match="no CUDA device"):
+        train(replace(SMALL, device="cuda"), corpus, tmp_path / "run")
+
+
+def test_another_run_in_the_folder_is_not_overwritten(corpus, tmp_path):
+    train(SMALL, corpus, tmp_path / "run")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    with pytest.raises(ValueError, match="another learning_rate; choose another folder. Nothing was changed"):
+        train(replace(SMALL, learning_rate=0.2), corpus, tmp_path / "run")
+    with pytest.raises(ValueError, match="another learning_rate"):
+        train(replace(SMALL, learning_rate=0.2), corpus, tmp_path / "run", resume=False)
+    assert before == {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+
+
+def test_a_damaged_checkpoint_is_noticed(corpus, tmp_path):
+    train(SMALL, corpus, tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()
+    (path,) = (tmp_path / "cache" / "checkpoints").iterdir()
+    intact = path.read_bytes()
+    for damaged, sentence in (
+        (intact[:-1] + bytes([intact[-1] ^ 1]), "do not match their hash"),
+        (intact[:100], "cannot be read"),
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=sentence):
+            train(SMALL, corpus, tmp_path / "run")
+    path.write_bytes(intact)
+    assert train(SMALL, corpus, tmp_path / "run").summary["finished"] is True
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_good_weights(corpus, tmp_path):
+    config = replace(SMALL, learning_rate=1e30, steps=6)
+    with pytest.raises(FloatingPointError, match="no longer a number after step .*; lower learning_rate"):
+        train(config, corpus, tmp_path / "run")
+    kept = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert kept and all(math.isfinite(json.loads(line)["loss"]) for line in kept)
+
+
+def test_too_little_memory_is_said_beforehand(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_free_memory", lambda: 1000)
+    with pytest.raises(MemoryError, match="GiB are free; lower micro_batch_size"):
+        train(SMALL, corpus, tmp_path / "run")
+
+
+def test_command_line_says_one_sentence(capsys, tmp_path):
+    assert main(["--vocab-size", "1", "--steps", "1"]) == 2
+    assert capsys.readouterr().err == "vocab_size must be a whole number of at least 2, got 1.\n"
+    assert main(["--corpus", str(tmp_path / "absent.txt"), "--steps", "1"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_larger_corpus_vocabulary_must_match(tmp_path):
+    data = load_corpus("storyworld", vocab_size=50, seq_len=12, max_sequences=60, out_of_vocabulary="unk")
+    with pytest.raises(ValueError, match="The corpus has T=12 and V=50"):
+        train(SMALL, data, tmp_path / "run")
