@@ -6,7 +6,6 @@ VENV ?= .venv
 WORKERS ?= 2
 
 SHELL := bash
-.SHELLFLAGS := -eu -o pipefail -c
 STAMP := $(VENV)/.stamp
 BIN := $(abspath $(VENV))/bin
 
@@ -66,7 +65,7 @@ lab: $(STAMP)
 # Executes every chapter and run notebook anew and stores the outputs, without time stamps.
 refresh: export OMP_NUM_THREADS ?= 1
 refresh: $(STAMP)
-	results=$$(mktemp -d); trap 'rm -rf "$$results"' EXIT; \
+	set -e; results=$$(mktemp -d); trap 'rm -rf "$$results"' EXIT; \
 	execute=("$(BIN)/jupyter" nbconvert --to notebook --execute --inplace \
 	  --ExecutePreprocessor.record_timing=False --ExecutePreprocessor.timeout=300); \
 	for notebook in $(CHAPTERS); do "$${execute[@]}" "$$notebook"; done; \
@@ -76,7 +75,7 @@ refresh: $(STAMP)
 
 bench: $(STAMP)
 	@test -n "$(BENCHMARKS)" || { echo "There is no benchmarks/bench_*.py to run." >&2; exit 1; }
-	for script in $(BENCHMARKS); do "$(BIN)/python" "$$script"; done
+	set -e; for script in $(BENCHMARKS); do "$(BIN)/python" "$$script"; done
 
 lint: $(STAMP)
 	"$(BIN)/ruff" check .

@@ -36,7 +36,9 @@ _ran: list[Result] = []
 def _record(name, error, tolerance, equation, kind) -> float:
     error, tolerance = float(error), float(tolerance)
     if not (math.isfinite(tolerance) and tolerance >= 0):
-        raise ValueError(f"The tolerance of '{name}' must be a finite number of at least 0, got {tolerance}.")
+        raise ValueError(
+            f"The tolerance of '{name}' must be a finite number of at least 0, got {tolerance}."
+        )
     # A NaN error is never small: it fails a check. Nor does it prove anything: it fails a control.
     passed = error <= tolerance if kind == "check" else error > tolerance
     result = Result(name, equation, error, tolerance, kind, passed)
@@ -46,7 +48,9 @@ def _record(name, error, tolerance, equation, kind) -> float:
             file.write(json.dumps(asdict(result)) + "\n")
     elif not passed:
         relation = "exceeds" if kind == "check" else "does not exceed"
-        raise CheckFailed(f"{kind} '{name}': error {error:.3g} {relation} the tolerance {tolerance:.3g}")
+        raise CheckFailed(
+            f"{kind} '{name}': error {error:.3g} {relation} the tolerance {tolerance:.3g}"
+        )
     return error
 
 
@@ -82,7 +86,13 @@ class Table:
         head = ("what", "equation", "largest error", "tolerance", "verdict")
         verdict = {"check": "holds", "control": "broken version caught"}
         rows = [
-            (r.name, r.equation or "", f"{r.error:.1e}", f"{r.tolerance:.0e}", verdict[r.kind] if r.passed else "FAILED")
+            (
+                r.name,
+                r.equation or "",
+                f"{r.error:.1e}",
+                f"{r.tolerance:.0e}",
+                verdict[r.kind] if r.passed else "FAILED",
+            )
             for r in self.results
         ]
         return [head, *rows]
@@ -90,7 +100,10 @@ class Table:
     def __str__(self):
         rows = self._rows()
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+        return "\n".join(
+            "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        )
 
     __repr__ = __str__
 
@@ -98,7 +111,9 @@ class Table:
         head, *rows = ([html.escape(cell) for cell in row] for row in self._rows())
         line = lambda cells, tag: "<tr>" + "".join(f"<{tag}>{c}</{tag}>" for c in cells) + "</tr>"  # noqa: E731
         body = "".join(line(row, "td") for row in rows)
-        return f'<table class="table"><thead>{line(head, "th")}</thead><tbody>{body}</tbody></table>'
+        return (
+            f'<table class="table"><thead>{line(head, "th")}</thead><tbody>{body}</tbody></table>'
+        )
 
 
 def table() -> Table:
@@ -111,7 +126,9 @@ def largest_error(actual, expected) -> float:
 
     Raises ValueError when the shapes differ, so that broadcasting never hides a transpose.
     """
-    actual, expected = (torch.as_tensor(a, dtype=torch.float64).detach() for a in (actual, expected))
+    actual, expected = (
+        torch.as_tensor(a, dtype=torch.float64).detach() for a in (actual, expected)
+    )
     if actual.shape != expected.shape:
         raise ValueError(f"shape {tuple(actual.shape)} where {tuple(expected.shape)} is expected")
     if expected.numel() == 0:
@@ -127,7 +144,9 @@ def check_answer(name: str, answer, expected, tolerance: float = 1e-9) -> None:
     except (ValueError, TypeError) as problem:
         raise CheckFailed(f"{name}: {problem}.") from None
     if not error <= tolerance:
-        raise CheckFailed(f"{name}: the shape is right, the values are off by {error:.2g} (tolerance {tolerance:.0e}).")
+        raise CheckFailed(
+            f"{name}: the shape is right, the values are off by {error:.2g} (tolerance {tolerance:.0e})."
+        )
     print(f"{name}: correct (largest error {error:.0e}, tolerance {tolerance:.0e})")
 
 
@@ -143,7 +162,10 @@ def check_deflated_cosine(deflated_cosine) -> None:
     The expected values are known beforehand: `weight` has the directions of `term`, other strengths.
     """
     angle = torch.arange(16, dtype=torch.float64).reshape(4, 4).sin()
-    (left, _), (right, _) = torch.linalg.qr(angle + torch.eye(4)), torch.linalg.qr(angle.T - torch.eye(4))
+    (left, _), (right, _) = (
+        torch.linalg.qr(angle + torch.eye(4)),
+        torch.linalg.qr(angle.T - torch.eye(4)),
+    )
     strong = torch.tensor([8.0, 4.0, 2.0, 1.0], dtype=torch.float64)
     other = torch.tensor([-8.0, 4.0, -2.0, 1.0], dtype=torch.float64)
     mixed = torch.outer(left[:, 0], right[:, 3]) - torch.outer(left[:, 3], right[:, 0])

@@ -23,7 +23,9 @@ DEFLATIONS = (1, 5)  # how many singular directions of the leading term are remo
 def _float64(*tensors):
     converted = [t.detach().to(torch.float64) for t in tensors]
     if len({t.shape for t in converted}) > 1:
-        raise ValueError(f"Only tensors of one shape compare, got {[tuple(t.shape) for t in converted]}.")
+        raise ValueError(
+            f"Only tensors of one shape compare, got {[tuple(t.shape) for t in converted]}."
+        )
     return [t.to(converted[0].device) for t in converted]
 
 
@@ -59,7 +61,9 @@ class Deflation:
 
     def __init__(self, term: Tensor, k: int):
         left, values, right = svds(term.cpu().numpy(), k=k, v0=np.ones(len(term)))
-        self.left, self.right = (torch.from_numpy(m.copy()).to(term.device) for m in (left, right.T))
+        self.left, self.right = (
+            torch.from_numpy(m.copy()).to(term.device) for m in (left, right.T)
+        )
         self.share = float((values**2).sum() / (term**2).sum())  # of the term's squared norm
 
     def __call__(self, matrix: Tensor) -> Tensor:
@@ -88,20 +92,31 @@ class Reference:
     deflations: dict[str, dict[int, Deflation]]
 
     @classmethod
-    def from_tokens(cls, inputs: Tensor, targets: Tensor, vocab_size: int, *, seed=0, device="auto") -> "Reference":
+    def from_tokens(
+        cls, inputs: Tensor, targets: Tensor, vocab_size: int, *, seed=0, device="auto"
+    ) -> "Reference":
         """Statistics and nulls of `inputs`, `targets` [N, T]; `seed` orders the shuffled corpus."""
         statistics = corpus_statistics(inputs, targets, vocab_size, device=device)
-        shuffled = corpus_statistics(*shuffle_tokens(inputs, targets, seed), vocab_size, device=device)
+        shuffled = corpus_statistics(
+            *shuffle_tokens(inputs, targets, seed), vocab_size, device=device
+        )
         deflations = {
             name: {k: Deflation(term, k) for k in DEFLATIONS if k < len(term)}
             for name, term in leading_terms(statistics).items()
             if term.ndim == 2
         }
-        return cls(statistics, shuffled, unigram_statistics(statistics.unigram, statistics.seq_len), deflations)
+        return cls(
+            statistics,
+            shuffled,
+            unigram_statistics(statistics.unigram, statistics.seq_len),
+            deflations,
+        )
 
     def shares(self) -> dict[str, dict[int, float]]:
         """For each matrix term, how much of its squared norm its top k singular directions hold."""
-        return {name: {k: d.share for k, d in found.items()} for name, found in self.deflations.items()}
+        return {
+            name: {k: d.share for k, d in found.items()} for name, found in self.deflations.items()
+        }
 
     def compare(self, model, step: int, learning_rate: float) -> list[dict]:
         """One row per parameter and layer (layer 1..L; 0 for the output matrix) after `step` updates.
@@ -113,10 +128,14 @@ class Reference:
         weights = [("output", 0, model.output)]
         for number, layer in enumerate(model.layers, start=1):
             weights += [(name, number, getattr(layer, name)) for name in PARAMETERS[1:]]
-        return [self._row(name, number, weight, step, learning_rate) for name, number, weight in weights]
+        return [
+            self._row(name, number, weight, step, learning_rate) for name, number, weight in weights
+        ]
 
     def _row(self, name, layer, weight, step, learning_rate) -> dict:
-        term, shuffled, unigram = (leading_terms(s)[name] for s in (self.statistics, self.shuffled, self.unigram))
+        term, shuffled, unigram = (
+            leading_terms(s)[name] for s in (self.statistics, self.shuffled, self.unigram)
+        )
         weight = weight.detach().to(term)
         predicted = leading_coefficients(step, learning_rate)[name] * term
         row = {
@@ -124,12 +143,16 @@ class Reference:
             "layer": layer,
             "cosine": frobenius_cosine(weight, term),
             "relative_error": relative_error(weight, predicted),
-            "magnitude_ratio": (weight.norm() / predicted.norm()).item() if predicted.any() else math.nan,
+            "magnitude_ratio": (weight.norm() / predicted.norm()).item()
+            if predicted.any()
+            else math.nan,
             "null_shuffled": frobenius_cosine(weight, shuffled),
             "null_unigram": frobenius_cosine(weight, unigram),
         }
         for k in DEFLATIONS:
             deflate = self.deflations.get(name, {}).get(k)
-            row[f"deflated_{k}"] = frobenius_cosine(deflate(weight), deflate(term)) if deflate else math.nan
+            row[f"deflated_{k}"] = (
+                frobenius_cosine(deflate(weight), deflate(term)) if deflate else math.nan
+            )
         row["row_normalised"] = row_normalised_cosine(weight, term) if term.ndim == 2 else math.nan
         return row

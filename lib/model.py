@@ -48,7 +48,11 @@ class AttentionOnlyTransformer(nn.Module):
 
     def __init__(self, vocab_size: int, seq_len: int, num_layers: int, *, init_std=0.0, seed=0):
         super().__init__()
-        for name, size in {"vocab_size": vocab_size, "seq_len": seq_len, "num_layers": num_layers}.items():
+        for name, size in {
+            "vocab_size": vocab_size,
+            "seq_len": seq_len,
+            "num_layers": num_layers,
+        }.items():
             if size < 1:
                 raise ValueError(f"{name} must be at least 1, got {size}.")
         if not init_std >= 0:
@@ -102,7 +106,9 @@ def loss_and_gradients(model, inputs: Tensor, targets: Tensor, *, micro_batch="a
     Raises ValueError for shapes that differ or an empty batch.
     """
     if inputs.shape != targets.shape or inputs.numel() == 0:
-        raise ValueError(f"inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)} must be alike and not empty.")
+        raise ValueError(
+            f"inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)} must be alike and not empty."
+        )
     if micro_batch == "auto":
         micro_batch = max(1, MICRO_BATCH_ELEMENTS // (inputs.shape[1] * model.vocab_size))
     names, parameters = zip(*model.named_parameters(), strict=True)

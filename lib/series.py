@@ -95,10 +95,14 @@ def _constant(array, order: int) -> Series:
 def _by_lag(matrix):
     """Sums [T] of the diagonals t - k = lag of `matrix` [N, T, T]."""
     length = matrix.shape[-1]
-    return np.array([matrix.diagonal(-lag, 1, 2).sum() for lag in range(length)], dtype=matrix.dtype)
+    return np.array(
+        [matrix.diagonal(-lag, 1, 2).sum() for lag in range(length)], dtype=matrix.dtype
+    )
 
 
-def expand(inputs, targets, vocab_size: int, num_layers: int, steps: int, order: int, *, exact=True):
+def expand(
+    inputs, targets, vocab_size: int, num_layers: int, steps: int, order: int, *, exact=True
+):
     """Coefficients of every weight after 1 … `steps` full-batch steps from zero, up to eta^`order`.
 
     `inputs`, `targets` [N, T] integers. Returns one dict a step, keyed like the model's parameters
@@ -109,7 +113,9 @@ def expand(inputs, targets, vocab_size: int, num_layers: int, steps: int, order:
         raise ValueError("vocab_size, num_layers, steps and order must all be at least 1.")
     x, y = (np.asarray(tokens) for tokens in (inputs, targets))
     if x.shape != y.shape or x.ndim != 2 or x.size == 0:
-        raise ValueError(f"inputs and targets must be alike, [sequences, T], got {x.shape} and {y.shape}.")
+        raise ValueError(
+            f"inputs and targets must be alike, [sequences, T], got {x.shape} and {y.shape}."
+        )
     number = np.vectorize(Fraction, otypes=[object]) if exact else np.float64
     one_hot = number(np.eye(vocab_size, dtype=int))
     length = x.shape[1]
@@ -127,7 +133,8 @@ def expand(inputs, targets, vocab_size: int, num_layers: int, steps: int, order:
     for _ in range(steps):
         descent = _descent(weights, embedded, labels, num_layers, lags, visible)
         weights = {
-            name: weight + descent[name].map(lambda a: a * share).times_eta() for name, weight in weights.items()
+            name: weight + descent[name].map(lambda a: a * share).times_eta()
+            for name, weight in weights.items()
         }
         history.append(weights)
     return history
@@ -137,7 +144,9 @@ def _descent(weights, embedded, labels, num_layers, lags, visible) -> dict[str, 
     """Minus the gradient of the summed loss for every weight; forward, then backward, line by line."""
     hidden, saved = embedded, []
     for layer in range(num_layers):
-        query_key, value, position = (weights[f"layers.{layer}.{n}"] for n in ("query_key", "value", "position"))
+        query_key, value, position = (
+            weights[f"layers.{layer}.{n}"] for n in ("query_key", "value", "position")
+        )
         scores = hidden @ query_key @ hidden.mT + position.map(lambda a: a[np.maximum(lags, 0)])
         attention = _softmax(scores, visible)
         saved.append((hidden, attention))
@@ -158,7 +167,12 @@ def _descent(weights, embedded, labels, num_layers, lags, visible) -> dict[str, 
         centred = attention * (useful - mean)
         descent[f"layers.{layer}.query_key"] = total(hidden.mT @ centred @ hidden)
         descent[f"layers.{layer}.position"] = centred.map(_by_lag)
-        owed = owed + attention.mT @ message + centred @ hidden @ query_key.mT + centred.mT @ hidden @ query_key
+        owed = (
+            owed
+            + attention.mT @ message
+            + centred @ hidden @ query_key.mT
+            + centred.mT @ hidden @ query_key
+        )
     return descent
 
 
@@ -180,4 +194,6 @@ def exact_statistics(inputs, targets, vocab_size: int) -> CorpusStatistics:
     scores = residual @ bigram.T @ bigram @ context @ transposed(embedded)
     centred = mean * (scores - (mean * scores).sum(axis=-1, keepdims=True))
     query_key = (transposed(embedded) @ centred @ embedded).sum(axis=0) / count
-    return CorpusStatistics(embedded.sum(axis=(0, 1)) / count, bigram, context, query_key, _by_lag(centred) / count)
+    return CorpusStatistics(
+        embedded.sum(axis=(0, 1)) / count, bigram, context, query_key, _by_lag(centred) / count
+    )

@@ -76,7 +76,9 @@ class _Local:
 
 
 def _one_hot(local: Tensor, size: int) -> Tensor:
-    return torch.zeros(*local.shape, size, dtype=torch.float64, device=local.device).scatter_(2, local[..., None], 1.0)
+    return torch.zeros(*local.shape, size, dtype=torch.float64, device=local.device).scatter_(
+        2, local[..., None], 1.0
+    )
 
 
 class _Counts:
@@ -86,7 +88,9 @@ class _Counts:
 
     def __init__(self, vocab_size: int, seq_len: int, device="cpu"):
         if vocab_size < 1 or seq_len < 1:
-            raise ValueError(f"vocab_size and seq_len must be at least 1, got {vocab_size} and {seq_len}.")
+            raise ValueError(
+                f"vocab_size and seq_len must be at least 1, got {vocab_size} and {seq_len}."
+            )
         self.vocab_size, self.seq_len, self.device, self.positions = vocab_size, seq_len, device, 0
 
     def _zeros(self, *shape) -> Tensor:
@@ -99,13 +103,19 @@ class _Counts:
         """
         if inputs.shape != targets.shape or inputs.ndim != 2 or inputs.shape[1] != self.seq_len:
             raise ValueError(
-                f"inputs and targets must both be [sequences, {self.seq_len}], got {tuple(inputs.shape)} and {tuple(targets.shape)}."
+                f"inputs and targets must both be [sequences, {self.seq_len}], "
+                f"got {tuple(inputs.shape)} and {tuple(targets.shape)}."
             )
         if len(inputs) == 0:
             return self
-        low, high = min(int(inputs.min()), int(targets.min())), max(int(inputs.max()), int(targets.max()))
+        low, high = (
+            min(int(inputs.min()), int(targets.min())),
+            max(int(inputs.max()), int(targets.max())),
+        )
         if low < 0 or high >= self.vocab_size:
-            raise ValueError(f"Tokens must lie in 0..{self.vocab_size - 1}, got {low}..{high}: is vocab_size right?")
+            raise ValueError(
+                f"Tokens must lie in 0..{self.vocab_size - 1}, got {low}..{high}: is vocab_size right?"
+            )
         chunk = max(1, CHUNK_ELEMENTS // (self.seq_len * 2 * self.seq_len))
         for x, y in zip(inputs.split(chunk), targets.split(chunk), strict=True):
             self._add(_Local(x.to(self.device), y.to(self.device)))
@@ -114,8 +124,14 @@ class _Counts:
 
     def merge(self, other):
         """Add the counts of another part of the corpus. Returns self; ValueError if the shapes differ."""
-        if (type(self), self.vocab_size, self.seq_len) != (type(other), other.vocab_size, other.seq_len):
-            raise ValueError("Only counts of one kind, vocabulary and sequence length can be merged.")
+        if (type(self), self.vocab_size, self.seq_len) != (
+            type(other),
+            other.vocab_size,
+            other.seq_len,
+        ):
+            raise ValueError(
+                "Only counts of one kind, vocabulary and sequence length can be merged."
+            )
         for name in self.tables:
             getattr(self, name).add_(getattr(other, name).to(self.device))
         self.positions += other.positions
@@ -124,7 +140,9 @@ class _Counts:
     def save(self, path) -> None:
         """Write the sums to `path` as safetensors."""
         header = {k: str(getattr(self, k)) for k in ("vocab_size", "seq_len", "positions")}
-        save_file({name: getattr(self, name).cpu() for name in self.tables}, str(path), metadata=header)
+        save_file(
+            {name: getattr(self, name).cpu() for name in self.tables}, str(path), metadata=header
+        )
 
     def load(self, path):
         """Read sums that `save` wrote. Returns self; ValueError if they belong to other sizes."""
@@ -132,7 +150,9 @@ class _Counts:
             header = file.metadata() or {}
             found = set(file.keys()), header.get("vocab_size"), header.get("seq_len")
             if found != (set(self.tables), str(self.vocab_size), str(self.seq_len)):
-                raise ValueError(f"{path} holds other counts than asked for (V={found[1]}, T={found[2]}).")
+                raise ValueError(
+                    f"{path} holds other counts than asked for (V={found[1]}, T={found[2]})."
+                )
             for name in self.tables:
                 getattr(self, name).copy_(file.get_tensor(name))
         self.positions = int(header["positions"])
@@ -191,18 +211,26 @@ class QueryKeyCounts(_Counts):
     def _add(self, local: _Local) -> None:
         scores = self.usefulness[local.tokens[:, :, None], local.tokens[:, None, :]]  # [n, U, U]
         rows = scores.gather(1, local.targets[..., None].expand(-1, -1, local.size))  # [n, T, U]
-        centred = rows - (rows * local.prefix).sum(dim=2, keepdim=True)  # softmax: only differences count
+        centred = rows - (rows * local.prefix).sum(
+            dim=2, keepdim=True
+        )  # softmax: only differences count
         block = local.one_hot.mT @ (local.prefix * centred)
         self.query_key.view(-1).index_add_(0, local.flat(self.vocab_size), block.flatten())
 
         steps = torch.arange(1, self.seq_len + 1, device=self.device)
-        by_key = centred.gather(2, local.inputs[:, None, :].expand(-1, self.seq_len, -1))  # [n, T, T]
-        summed = by_key.sum(dim=0) / steps[:, None]  # J summed over the chunk, above the diagonal too
+        by_key = centred.gather(
+            2, local.inputs[:, None, :].expand(-1, self.seq_len, -1)
+        )  # [n, T, T]
+        summed = (
+            by_key.sum(dim=0) / steps[:, None]
+        )  # J summed over the chunk, above the diagonal too
         lag = steps[:, None] - steps[None, :]
         self.position.index_add_(0, lag[lag >= 0], summed[lag >= 0])
 
 
-def corpus_statistics(inputs: Tensor, targets: Tensor, vocab_size: int, *, device="auto") -> CorpusStatistics:
+def corpus_statistics(
+    inputs: Tensor, targets: Tensor, vocab_size: int, *, device="auto"
+) -> CorpusStatistics:
     """All statistics of sequences `inputs` with next tokens `targets`, both [N, T], in two passes.
 
     `device` is where it counts: "auto" takes CUDA if there is one. The result stays there.
@@ -211,12 +239,18 @@ def corpus_statistics(inputs: Tensor, targets: Tensor, vocab_size: int, *, devic
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if inputs.ndim != 2 or inputs.numel() == 0:
-        raise ValueError(f"inputs must hold at least one sequence as [sequences, T], got {tuple(inputs.shape)}.")
+        raise ValueError(
+            f"inputs must hold at least one sequence as [sequences, T], got {tuple(inputs.shape)}."
+        )
     pairs = PairCounts(vocab_size, inputs.shape[1], device).add(inputs, targets)
     bigram, context = pairs.bigram, pairs.context
     queries = QueryKeyCounts(bigram.T @ (bigram @ context), inputs.shape[1]).add(inputs, targets)
     return CorpusStatistics(
-        pairs.unigram, bigram, context, queries.query_key / pairs.positions, queries.position / pairs.positions
+        pairs.unigram,
+        bigram,
+        context,
+        queries.query_key / pairs.positions,
+        queries.position / pairs.positions,
     )
 
 
@@ -239,4 +273,6 @@ def unigram_statistics(unigram: Tensor, seq_len: int) -> CorpusStatistics:
     key, query, others = (((t - 1) * w / t**2).mean() for w in (t - 1, torch.ones_like(t), t - 2))
     apart = torch.outer(p, p) * (key * useful[None, :] - query * useful[:, None] - others * mean)
     same = torch.diag(p * query * (useful - mean))  # the key is the query position itself
-    return CorpusStatistics(p, bigram, context, apart + same, torch.zeros(seq_len, dtype=torch.float64, device=p.device))
+    return CorpusStatistics(
+        p, bigram, context, apart + same, torch.zeros(seq_len, dtype=torch.float64, device=p.device)
+    )

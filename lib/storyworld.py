@@ -22,7 +22,8 @@ from pathlib import Path
 import numpy as np
 
 DEFAULT_PATH = Path(__file__).resolve().parent.parent / "data" / "storyworld.toml"
-TABLES = "zipf keep outline hold_out collocations classes words sentences plots scenes".split()
+FORM = {"zipf": int | float, "keep": list, "outline": list, "hold_out": list}
+FORM |= dict.fromkeys("collocations classes words sentences plots scenes".split(), dict)
 # The words tokenizer of lib.corpus, which this module may not import.
 TOKEN = re.compile(r"[^\W\d_]+|\d+|\S")
 SLOT = re.compile(r"\{(\w+)\}")
@@ -63,12 +64,15 @@ def load_grammar(path: str | Path | None = None) -> Grammar:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path.name} is not valid TOML: {error}; mend that place") from None
-    missing = [name for name in TABLES if name not in raw]
-    missing += [
-        f"words of scene {cue}" for cue, t in raw.get("scenes", {}).items() if "words" not in t
-    ]
+    missing = [name for name, form in FORM.items() if not isinstance(raw.get(name), form)]
+    if not missing:
+        missing = [
+            f"words of the scene {cue}"
+            for cue in raw["scenes"]
+            if "words" not in raw["scenes"][cue]
+        ]
     if missing:
-        raise ValueError(f"{path.name} lacks {', '.join(missing)}; add what is missing")
+        raise ValueError(f"{path.name} lacks {', '.join(missing)}, or has another type there")
 
     def options(entries: list) -> Options:
         weights = [(k + 1) ** -raw["zipf"] for k in range(len(entries))]
@@ -92,6 +96,7 @@ def load_grammar(path: str | Path | None = None) -> Grammar:
         _truth(raw),
     )
     _check_slots(grammar, path.name)
+    _check_hold_out(grammar.truth["hold_out"], grammar.truth["scenes"])
     return grammar
 
 
@@ -196,9 +201,14 @@ def _compile(text: str) -> Template:
 
 
 def _truth(raw: dict) -> dict:
-    pairs = [text.lower().split() for texts in raw["collocations"].values() for text in texts]
+    pairs = [
+        tuple(text.lower().split()) for texts in raw["collocations"].values() for text in texts
+    ]
+    for pair in pairs:
+        if len(pair) != 2:
+            raise ValueError(f"the collocation {' '.join(pair)!r} must have two words; mend it")
     return {
-        "collocations": [tuple(pair) for pair in pairs],
+        "collocations": pairs,
         "classes": {
             name: [word.lower() for words in lists.values() for word in words]
             for name, lists in raw["classes"].items()

@@ -22,7 +22,9 @@ def leading_coefficients(step: int, learning_rate: float) -> dict[str, float]:
     Raises ValueError for a negative step or a learning rate that is not a positive number.
     """
     if step < 0 or not (math.isfinite(learning_rate) and learning_rate > 0):
-        raise ValueError(f"step must be at least 0 and learning_rate above 0, got {step} and {learning_rate}.")
+        raise ValueError(
+            f"step must be at least 0 and learning_rate above 0, got {step} and {learning_rate}."
+        )
     attention = (3 * math.comb(step, 4) + 2 * math.comb(step, 3)) * learning_rate**4
     return {
         "output": step * learning_rate,
@@ -78,7 +80,9 @@ class NextOrder:
     attention_residual: tuple[Tensor, Tensor]
 
     @classmethod
-    def from_tokens(cls, inputs: Tensor, targets: Tensor, statistics: CorpusStatistics) -> "NextOrder":
+    def from_tokens(
+        cls, inputs: Tensor, targets: Tensor, statistics: CorpusStatistics
+    ) -> "NextOrder":
         """Three more passes over the sequences `inputs`, `targets` [N, T] that `statistics` counted."""
         bigram, context, length = statistics.bigram, statistics.context, statistics.seq_len
 

@@ -84,14 +84,22 @@ class TrainConfig:
         for name in ("max_sequences", "epochs", "steps"):
             if getattr(self, name) is not None and not whole(getattr(self, name), 1):
                 refuse(name, "a whole number of at least 1, or None")
-        words = {"batch_size": ("full",), "micro_batch_size": ("auto",), "theory_sequences": ("all", "first_batch")}
+        words = {
+            "batch_size": ("full",),
+            "micro_batch_size": ("auto",),
+            "theory_sequences": ("all", "first_batch"),
+        }
         for name, allowed in words.items():
             value = getattr(self, name)
             if not (whole(value, 1) or (isinstance(value, str) and value in allowed)):
                 refuse(name, "a whole number of at least 1 or " + " or ".join(map(repr, allowed)))
         for name, positive in {"learning_rate": True, "init_std": False}.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not math.isfinite(value)
+            ):
                 refuse(name, "a finite number")
             if value < 0 or (positive and value == 0):
                 refuse(name, "above 0" if positive else "at least 0")
@@ -173,10 +181,17 @@ class _Checkpoint:
         except (SafetensorError, KeyError, ValueError, OSError) as error:
             raise ValueError(f"The checkpoint cannot be read ({error}); {advice}.") from error
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-        if header["identity"] != identity or {n: tuple(w.shape) for n, w in weights.items()} != shapes:
-            raise ValueError(f"The checkpoint belongs to other settings, corpus or shapes; {advice}.")
+        if (
+            header["identity"] != identity
+            or {n: tuple(w.shape) for n, w in weights.items()} != shapes
+        ):
+            raise ValueError(
+                f"The checkpoint belongs to other settings, corpus or shapes; {advice}."
+            )
         if header["sha256"] != self._hash(weights):
-            raise ValueError(f"The checkpoint is damaged, its weights do not match their hash; {advice}.")
+            raise ValueError(
+                f"The checkpoint is damaged, its weights do not match their hash; {advice}."
+            )
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(weights[name])
@@ -190,7 +205,9 @@ def _memory_needed(config: TrainConfig, vocab_size: int) -> int:
     weights = 2 * item * square * (2 * config.num_layers + 1)
     statistics = 8 * square * 14
     # Per sequence and layer: hidden, messages and their gradients [T, V]; scores and attention [T, T].
-    per_sequence = item * config.seq_len * (6 * vocab_size + 6 * config.seq_len) * (config.num_layers + 1)
+    per_sequence = (
+        item * config.seq_len * (6 * vocab_size + 6 * config.seq_len) * (config.num_layers + 1)
+    )
     automatic = max(1, MICRO_BATCH_ELEMENTS // (config.seq_len * vocab_size))
     micro = automatic if config.micro_batch_size == "auto" else config.micro_batch_size
     batch = micro if config.batch_size == "full" else min(micro, config.batch_size)
@@ -248,7 +265,9 @@ def train(config: TrainConfig, corpus, run_dir, *, resume=True, progress=True) -
         )
     batch_size = len(tokens) if config.batch_size == "full" else config.batch_size
     if batch_size > len(tokens):
-        raise ValueError(f"batch_size is {batch_size} but the corpus has only {len(tokens)} sequences.")
+        raise ValueError(
+            f"batch_size is {batch_size} but the corpus has only {len(tokens)} sequences."
+        )
     per_epoch = len(tokens) // batch_size
     last = config.steps or config.epochs * per_epoch
     identity = {"parameters": asdict(config), "fingerprint": corpus.fingerprint}
@@ -265,7 +284,11 @@ def train(config: TrainConfig, corpus, run_dir, *, resume=True, progress=True) -
     done, metrics = checkpoint.load(model, identity) or 0, run_dir / "metrics.jsonl"
     if (run_dir / "summary.json").exists():
         return RunResult(
-            read_json(run_dir / "summary.json"), read_jsonl(metrics), model if done else None, run_dir, config
+            read_json(run_dir / "summary.json"),
+            read_jsonl(metrics),
+            model if done else None,
+            run_dir,
+            config,
         )
     spent = _cut_metrics(metrics, done)
     _check_memory(config, vocab_size, device)
@@ -283,7 +306,13 @@ def train(config: TrainConfig, corpus, run_dir, *, resume=True, progress=True) -
 
     tokens, order, loss = tokens.to(device), None, None
     wanted = snapshot_steps(last)
-    bar = tqdm(total=last, initial=done, desc=run_dir.name[:24], unit="step", disable=None if progress else True)
+    bar = tqdm(
+        total=last,
+        initial=done,
+        desc=run_dir.name[:24],
+        unit="step",
+        disable=None if progress else True,
+    )
     for step in range(done + 1, last + 1):
         epoch, batch = divmod(step - 1, per_epoch)
         if order is None or batch == 0:
@@ -363,7 +392,9 @@ def _summary(metrics: list[dict], config: TrainConfig, batch_size: int, seconds:
     }
     return {
         "finished": True,
-        **{key: final[key] for key in ("step", "epoch", "sum_learning_rate", "loss", "comparisons")},
+        **{
+            key: final[key] for key in ("step", "epoch", "sum_learning_rate", "loss", "comparisons")
+        },
         "minimum_cosine": {name: min(found, default=None) for name, found in cosines.items()},
         "seconds": seconds,
         "seconds_per_step": seconds / final["step"],
@@ -377,7 +408,9 @@ def main(arguments=None) -> int:
     for setting in fields(TrainConfig):
         parser.add_argument("--" + setting.name.replace("_", "-"), dest=setting.name)
     parser.add_argument("--results-root", help="folder of the run records (default: data/results)")
-    given = {name: text for name, text in vars(parser.parse_args(arguments)).items() if text is not None}
+    given = {
+        name: text for name, text in vars(parser.parse_args(arguments)).items() if text is not None
+    }
     root = given.pop("results_root", None)
     try:
         config = TrainConfig(**{name: _from_text(name, text) for name, text in given.items()})
@@ -387,7 +420,9 @@ def main(arguments=None) -> int:
         return 2
     print(result.run_dir)
     for row in result.summary["comparisons"]:
-        print(f"{row['parameter']:<10} layer {row['layer']}  cosine {row['cosine']}  error {row['relative_error']}")
+        print(
+            f"{row['parameter']:<10} layer {row['layer']}  cosine {row['cosine']}  error {row['relative_error']}"
+        )
     return 0
 
 

@@ -8,8 +8,10 @@ def irregular_tokens(num_sequences=9, seq_len=5, vocab_size=7, seed=0):
     """Tokens [N, T + 1] with uneven frequencies, every token present, all sizes different."""
     generator = torch.Generator().manual_seed(seed)
     weights = 1.0 / torch.arange(1, vocab_size + 1)
-    drawn = torch.multinomial(weights.expand(num_sequences, -1), seq_len + 1, replacement=True, generator=generator)
-    drawn.view(-1)[: vocab_size] = torch.arange(vocab_size).flip(0)
+    drawn = torch.multinomial(
+        weights.expand(num_sequences, -1), seq_len + 1, replacement=True, generator=generator
+    )
+    drawn.view(-1)[:vocab_size] = torch.arange(vocab_size).flip(0)
     return drawn
 
 
@@ -21,7 +23,10 @@ def split(tokens):
 def statistics(inputs, targets, vocab_size):
     """bigram, context, query-key term and position term by their one-hot definitions (float64)."""
     sequences, length = inputs.shape
-    x, r = one_hot(inputs, vocab_size).double(), one_hot(targets, vocab_size).double() - 1 / vocab_size
+    x, r = (
+        one_hot(inputs, vocab_size).double(),
+        one_hot(targets, vocab_size).double() - 1 / vocab_size,
+    )
     t = torch.arange(1, length + 1).double()[:, None]
     causal = torch.ones(length, length).tril().double()
     count = sequences * length
@@ -31,4 +36,9 @@ def statistics(inputs, targets, vocab_size):
     centred = (scores - (scores * causal).sum(-1, keepdim=True) / t) / t * causal
     query_key = torch.einsum("nta,ntk,nkb->ab", x, centred, x) / count
     position = torch.stack([centred.diagonal(-lag, 1, 2).sum() for lag in range(length)]) / count
-    return {"bigram": bigram, "context": context, "query_key_term": query_key, "position_term": position}
+    return {
+        "bigram": bigram,
+        "context": context,
+        "query_key_term": query_key,
+        "position_term": position,
+    }

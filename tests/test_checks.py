@@ -53,7 +53,9 @@ def test_largest_error_is_relative_and_never_broadcasts():
     assert largest_error(torch.tensor([2.0, 4.0]), torch.tensor([2.0, 5.0])) == pytest.approx(0.2)
     assert largest_error([0.5], [0.0]) == 0.5
     third = torch.tensor(1 / 3, dtype=torch.float64)
-    assert largest_error([third], [third]) == 0 == largest_error([third], [1 / 3])  # no detour by float32
+    assert (
+        largest_error([third], [third]) == 0 == largest_error([third], [1 / 3])
+    )  # no detour by float32
     with pytest.raises(ValueError, match="shape"):
         largest_error(torch.ones(2, 3), torch.ones(3, 2))
     with pytest.raises(ValueError, match="empty"):
@@ -90,7 +92,15 @@ def test_exercises_of_reproduction():
     checks.check_deflated_cosine(_deflated)
     for sides in ("left", "right", "neither"):
         with pytest.raises(CheckFailed):
-            checks.check_deflated_cosine(lambda weight, term, k, sides=sides: _deflated(weight, term, k, sides))
-    checks.check_horizon(lambda rate, layers, length: max(0, int(min(1 / (12 * layers), 0.625 / length**0.5) / rate + 1e-9) - 1))
+            checks.check_deflated_cosine(
+                lambda weight, term, k, sides=sides: _deflated(weight, term, k, sides)
+            )
+    checks.check_horizon(
+        lambda rate, layers, length: max(
+            0, int(min(1 / (12 * layers), 0.625 / length**0.5) / rate + 1e-9) - 1
+        )
+    )
     with pytest.raises(CheckFailed):  # forgets that s + 1 updates must fit
-        checks.check_horizon(lambda rate, layers, length: int(min(1 / (12 * layers), 0.625 / length**0.5) / rate))
+        checks.check_horizon(
+            lambda rate, layers, length: int(min(1 / (12 * layers), 0.625 / length**0.5) / rate)
+        )

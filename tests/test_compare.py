@@ -32,7 +32,10 @@ def reference(tokens):
 
 def filled(reference, step, eta, factor=1.0):
     """A model whose weights are exactly `factor` times what theory predicts."""
-    model, expected = AttentionOnlyTransformer(V, T, L).double(), predict(reference.statistics, step, eta)
+    model, expected = (
+        AttentionOnlyTransformer(V, T, L).double(),
+        predict(reference.statistics, step, eta),
+    )
     with torch.no_grad():
         model.output.copy_(factor * expected["output"])
         for layer in model.layers:
@@ -45,7 +48,9 @@ def test_cosine_is_reflexive_scale_free_and_signed():
     a = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
     assert frobenius_cosine(a, a) == pytest.approx(1)
     assert frobenius_cosine(a, -3 * a) == pytest.approx(-1)
-    assert frobenius_cosine(torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0])) == pytest.approx(1 / math.sqrt(2))
+    assert frobenius_cosine(torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0])) == pytest.approx(
+        1 / math.sqrt(2)
+    )
 
 
 def test_cosine_survives_the_size_of_early_query_key_weights():
@@ -66,7 +71,9 @@ def test_rows_count_alike_when_normalised():
     a = torch.tensor([[100.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
     b = torch.tensor([[100.0, 0.0], [1.0, 0.0], [1.0, 1.0]])
     assert frobenius_cosine(a, b) > 0.99
-    assert row_normalised_cosine(a, b) == pytest.approx(0.5)  # one row agrees, one is orthogonal, one is zero
+    assert row_normalised_cosine(a, b) == pytest.approx(
+        0.5
+    )  # one row agrees, one is orthogonal, one is zero
 
 
 def test_deflation_removes_what_dominates():
@@ -82,7 +89,10 @@ def test_deflation_removes_what_dominates():
     assert (remaining @ right[:, :2]).abs().max() < 1e-12  # and on the right
     other = left @ torch.diag(values * torch.tensor([1, -1, 1, 1, 1, 1])) @ right.T
     deflate = Deflation(term, 2)
-    assert frobenius_cosine(other, term) < 0.7 and frobenius_cosine(deflate(other), deflate(term)) > 0.999
+    assert (
+        frobenius_cosine(other, term) < 0.7
+        and frobenius_cosine(deflate(other), deflate(term)) > 0.999
+    )
 
 
 def test_shuffling_keeps_the_tokens_and_loses_the_order(tokens):
@@ -104,7 +114,10 @@ def test_compare_of_the_prediction_itself(reference):
         assert row["magnitude_ratio"] == pytest.approx(1.5)
         assert row["null_shuffled"] < 0.999
         if row["parameter"] == "position":  # a vector, and its unigram term is zero
-            assert all(math.isnan(row[key]) for key in ("null_unigram", "deflated_1", "deflated_5", "row_normalised"))
+            assert all(
+                math.isnan(row[key])
+                for key in ("null_unigram", "deflated_1", "deflated_5", "row_normalised")
+            )
         else:
             assert row["deflated_1"] == pytest.approx(1) and row["deflated_5"] == pytest.approx(1)
             assert row["null_unigram"] < 0.999 and row["row_normalised"] == pytest.approx(1)
@@ -114,7 +127,14 @@ def test_compare_sees_a_transpose(reference):
     model = filled(reference, 5, 0.1)
     with torch.no_grad():
         model.layers[1].query_key.copy_(model.layers[1].query_key.T.clone())
-    good, bad = ([r for r in reference.compare(model, 5, 0.1) if (r["parameter"], r["layer"]) == ("query_key", n)][0] for n in (1, 2))
+    good, bad = (
+        [
+            r
+            for r in reference.compare(model, 5, 0.1)
+            if (r["parameter"], r["layer"]) == ("query_key", n)
+        ][0]
+        for n in (1, 2)
+    )
     assert good["relative_error"] < 1e-12 and bad["relative_error"] > 0.1
 
 

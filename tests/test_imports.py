@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "statistics": set(),
     "storyworld": set(),
     "theory": {"statistics"},
-    "train": {"model", "paths", "theory", "compare", "results"},
+    "train": {"model", "paths", "theory", "compare", "results", "corpus"},  # corpus: command line
 }
 
 

@@ -31,10 +31,15 @@ def test_forward_by_loops(tokens):
         for layer in model.layers:
             after = []
             for t in range(T):
-                scores = [hidden[t] @ layer.query_key @ hidden[k] + layer.position[t - k] for k in range(t + 1)]
+                scores = [
+                    hidden[t] @ layer.query_key @ hidden[k] + layer.position[t - k]
+                    for k in range(t + 1)
+                ]
                 weights = torch.stack(scores).exp()
                 weights = weights / weights.sum()
-                after.append(hidden[t] + sum(w * hidden[k] for k, w in enumerate(weights)) @ layer.value)
+                after.append(
+                    hidden[t] + sum(w * hidden[k] for k, w in enumerate(weights)) @ layer.value
+                )
             hidden = after
         for t in range(T):
             assert largest_error(logits[n, t], hidden[t] @ model.output) < 1e-12
@@ -64,9 +69,13 @@ def test_zero_and_gaussian_initialisation(tokens):
     assert not any(p.any() for p in zero.parameters())
     assert token_loss(zero(tokens[0]), tokens[1]).item() == pytest.approx(math.log(V))
     one, two, other = irregular_model(seed=1), irregular_model(seed=1), irregular_model(seed=2)
-    for (name, a), b, c in zip(one.named_parameters(), two.parameters(), other.parameters(), strict=True):
+    for (name, a), b, c in zip(
+        one.named_parameters(), two.parameters(), other.parameters(), strict=True
+    ):
         assert torch.equal(a, b) and not torch.equal(a, c), name
-    drawn = torch.cat([p.flatten() for p in AttentionOnlyTransformer(60, T, L, init_std=0.3).parameters()])
+    drawn = torch.cat(
+        [p.flatten() for p in AttentionOnlyTransformer(60, T, L, init_std=0.3).parameters()]
+    )
     assert drawn.std().item() == pytest.approx(0.3, rel=0.02)
 
 

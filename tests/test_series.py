@@ -54,7 +54,9 @@ def floats(array):
 
 def test_exact_statistics_are_the_statistics(tokens, terms):
     counted = corpus_statistics(*tokens, V)
-    for name, field in zip(terms, ("bigram", "value_term", "query_key_term", "position_term"), strict=True):
+    for name, field in zip(
+        terms, ("bigram", "value_term", "query_key_term", "position_term"), strict=True
+    ):
         assert all(isinstance(entry, Fraction) for entry in terms[name].flat)
         assert largest_error(getattr(counted, field), floats(terms[name])) < 1e-13
 
@@ -67,10 +69,14 @@ def test_leading_terms_hold_exactly(history, terms, parameter):
             found = weights[name].terms
             assert not any(np.any(lower) for lower in found[:power]), (step, name)
             assert np.array_equal(found[power], coefficient(step) * terms[parameter]), (step, name)
-    assert not np.array_equal(history[-1][names_of(parameter)[0]].terms[power], terms[parameter] * 0)
+    assert not np.array_equal(
+        history[-1][names_of(parameter)[0]].terms[power], terms[parameter] * 0
+    )
 
 
-@pytest.mark.parametrize("parameter, power", [("output", 2), ("value", 3), ("query_key", 5), ("position", 5)])
+@pytest.mark.parametrize(
+    "parameter, power", [("output", 2), ("value", 3), ("query_key", 5), ("position", 5)]
+)
 def test_next_orders_hold(history, tokens, parameter, power):
     statistics = corpus_statistics(*tokens, V)
     following = NextOrder.from_tokens(*tokens, statistics)
@@ -85,16 +91,22 @@ def test_where_layers_first_part(history):
     for parameter, first in (("value", 4), ("query_key", 6), ("position", 6)):
         one, two, three = (history[-1][name].terms for name in names_of(parameter))
         for power in range(first):
-            assert np.array_equal(one[power], two[power]) and np.array_equal(two[power], three[power])
+            assert np.array_equal(one[power], two[power]) and np.array_equal(
+                two[power], three[power]
+            )
         assert np.any(one[first] != two[first])
         assert np.array_equal(three[first] - two[first], two[first] - one[first])
 
 
 def test_float_coefficients_equal_the_exact_ones(history, tokens):
-    for exact, approximate in zip(history, expand(*tokens, V, L, STEPS, ORDER, exact=False), strict=True):
+    for exact, approximate in zip(
+        history, expand(*tokens, V, L, STEPS, ORDER, exact=False), strict=True
+    ):
         for name, series in exact.items():
             for power, array in enumerate(series.terms):
-                assert np.abs(floats(array).numpy() - approximate[name].terms[power]).max() < 1e-12, (name, power)
+                assert (
+                    np.abs(floats(array).numpy() - approximate[name].terms[power]).max() < 1e-12
+                ), (name, power)
 
 
 def test_the_series_is_the_trained_model(history, tokens):
@@ -113,7 +125,9 @@ def test_the_series_is_the_trained_model(history, tokens):
 
 
 def test_series_arithmetic_by_hand():
-    half = Series([np.array([Fraction(0)]), np.array([Fraction(1, 2)]), np.array([Fraction(0)])])  # eta / 2
+    half = Series(
+        [np.array([Fraction(0)]), np.array([Fraction(1, 2)]), np.array([Fraction(0)])]
+    )  # eta / 2
     assert [t[0] for t in half.exp().terms] == [1, Fraction(1, 2), Fraction(1, 8)]
     one_plus = Series([np.array([Fraction(1)]), np.array([Fraction(1)]), np.array([Fraction(0)])])
     assert [t[0] for t in one_plus.reciprocal().terms] == [1, -1, 1]

@@ -21,7 +21,10 @@ def tokens():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_equal_to_the_one_hot_definition(tokens, name):
-    actual, expected = getattr(corpus_statistics(*tokens, V), name), dense.statistics(*tokens, V)[name]
+    actual, expected = (
+        getattr(corpus_statistics(*tokens, V), name),
+        dense.statistics(*tokens, V)[name],
+    )
     assert actual.dtype == torch.float64
     assert expected.count_nonzero() > 0
     assert largest_error(actual, expected) < 1e-13
@@ -71,14 +74,19 @@ def test_chunks_and_order_do_not_matter(tokens, monkeypatch):
 
 def test_merged_halves_equal_the_whole(tokens, tmp_path):
     whole = PairCounts(V, T).add(*tokens)
-    first, second = (PairCounts(V, T).add(*(t[part] for t in tokens)) for part in (slice(4), slice(4, None)))
+    first, second = (
+        PairCounts(V, T).add(*(t[part] for t in tokens)) for part in (slice(4), slice(4, None))
+    )
     first.save(tmp_path / "first.safetensors")
     merged = PairCounts(V, T).load(tmp_path / "first.safetensors").merge(second)
     assert torch.equal(merged.following, whole.following) and merged.positions == whole.positions
     assert largest_error(merged.context, whole.context) < 1e-14
 
     useful = whole.bigram.T @ whole.bigram @ whole.context
-    halves = [QueryKeyCounts(useful, T).add(*(t[part] for t in tokens)) for part in (slice(4), slice(4, None))]
+    halves = [
+        QueryKeyCounts(useful, T).add(*(t[part] for t in tokens))
+        for part in (slice(4), slice(4, None))
+    ]
     merged, whole = halves[0].merge(halves[1]), QueryKeyCounts(useful, T).add(*tokens)
     assert largest_error(merged.query_key, whole.query_key) < 1e-13
     assert largest_error(merged.position, whole.position) < 1e-13
@@ -116,7 +124,9 @@ def test_independent_tokens_by_enumeration():
             expected["bigram"][query] += share * ((torch.arange(3) == following).double() - 1 / 3)
             scores = [useful[following, sequence[m]] for m in range(t)]
             for k in range(t):
-                expected["context"][:, sequence[k]] += share / t * ((torch.arange(3) == following).double() - 1 / 3)
+                expected["context"][:, sequence[k]] += (
+                    share / t * ((torch.arange(3) == following).double() - 1 / 3)
+                )
                 gain = share / t * (scores[k] - sum(scores) / t)
                 expected["query_key_term"][query, sequence[k]] += gain
                 expected["position_term"][t - 1 - k] += gain
@@ -128,5 +138,7 @@ def test_independent_tokens_by_enumeration():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 def test_cuda_equals_cpu(tokens):
     for name in NAMES:
-        cpu, cuda = (getattr(corpus_statistics(*tokens, V, device=d), name) for d in ("cpu", "cuda"))
+        cpu, cuda = (
+            getattr(corpus_statistics(*tokens, V, device=d), name) for d in ("cpu", "cuda")
+        )
         assert largest_error(cuda.cpu(), cpu) < 1e-12

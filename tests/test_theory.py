@@ -97,7 +97,12 @@ def test_with_values_attention_follows(tokens, statistics):
         _, gradients = loss_and_gradients(staged(statistics, 2, scale), *tokens)
         for name, found in errors.items():
             expected = leading_terms(statistics)[name]
-            found.append(max(largest_error(-gradients[f"layers.{i}.{name}"] / scale**2, expected) for i in range(L)))
+            found.append(
+                max(
+                    largest_error(-gradients[f"layers.{i}.{name}"] / scale**2, expected)
+                    for i in range(L)
+                )
+            )
     for found in errors.values():
         assert found[1] < 1e-2 and found[1] == pytest.approx(found[0] / 10, rel=0.1)
     transposed = -gradients["layers.0.query_key"].T / scale**2
@@ -136,7 +141,9 @@ def test_coefficients_are_the_sums_they_come_from():
         attention = sum(o * v for o, v in zip(outputs[:s], values[:s], strict=True)) * eta
         found = leading_coefficients(s, eta)
         assert list(found) == list(PARAMETERS)
-        for name, expected in zip(PARAMETERS, (outputs[s], values[s], attention, attention), strict=True):
+        for name, expected in zip(
+            PARAMETERS, (outputs[s], values[s], attention, attention), strict=True
+        ):
             assert found[name] == pytest.approx(expected, rel=1e-12), (s, name)
 
 
@@ -150,7 +157,9 @@ def test_trajectory_in_magnitude_with_linear_error(tokens, statistics, steps):
             errors[name].append(max(relative_error(weight, expected[name]) for weight in found))
     for name, (first, second, third) in errors.items():
         assert third < 0.01, name
-        assert first / second == pytest.approx(2, rel=0.12) and second / third == pytest.approx(2, rel=0.06), name
+        assert first / second == pytest.approx(2, rel=0.12) and second / third == pytest.approx(
+            2, rel=0.06
+        ), name
 
 
 def test_a_wrong_prediction_does_not_pass(tokens, statistics):
@@ -159,7 +168,9 @@ def test_a_wrong_prediction_does_not_pass(tokens, statistics):
         assert relative_error(trained[name][0], expected[name].T) > 0.1  # transposed
     for name in PARAMETERS:
         assert relative_error(trained[name][0], -expected[name]) > 1
-        assert relative_error(trained[name][0], predict(statistics, 5, 0.01)[name]) > 0.1  # one step off
+        assert (
+            relative_error(trained[name][0], predict(statistics, 5, 0.01)[name]) > 0.1
+        )  # one step off
     uncentred = statistics.bigram + statistics.unigram[:, None] / V
     assert relative_error(trained["output"][0] / (4 * 0.01), uncentred) > 0.1
 

@@ -19,7 +19,15 @@ from lib.model import AttentionOnlyTransformer, loss_and_gradients
 from lib.train import TrainConfig, corpus_of, epoch_order, main, snapshot_steps, train
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-SMALL = TrainConfig(vocab_size=40, seq_len=12, max_sequences=60, batch_size=16, num_layers=2, steps=7, learning_rate=0.1)
+SMALL = TrainConfig(
+    vocab_size=40,
+    seq_len=12,
+    max_sequences=60,
+    batch_size=16,
+    num_layers=2,
+    steps=7,
+    learning_rate=0.1,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +76,9 @@ def test_the_last_incomplete_batch_is_dropped_and_epochs_reshuffle(corpus, tmp_p
     seen = []
     real = module.loss_and_gradients
     monkeypatch.setattr(
-        module, "loss_and_gradients", lambda m, x, y, **k: (seen.append(x.clone()), real(m, x, y, **k))[1]
+        module,
+        "loss_and_gradients",
+        lambda m, x, y, **k: (seen.append(x.clone()), real(m, x, y, **k))[1],
     )
     train(replace(SMALL, steps=None, epochs=2), corpus, tmp_path / "run")
     assert len(seen) == 2 * (60 // 16) and all(len(x) == 16 for x in seen)
@@ -81,7 +91,9 @@ def test_the_last_incomplete_batch_is_dropped_and_epochs_reshuffle(corpus, tmp_p
 
 
 def test_two_runs_are_bitwise_equal(corpus, tmp_path):
-    one, two = (train(replace(SMALL, init_std=0.02), corpus, tmp_path / name) for name in ("one", "two"))
+    one, two = (
+        train(replace(SMALL, init_std=0.02), corpus, tmp_path / name) for name in ("one", "two")
+    )
     assert_same_run(one, two)
     other = train(replace(SMALL, init_std=0.02, seed=1), corpus, tmp_path / "other")
     assert not torch.equal(weights(one)["output"], weights(other)["output"])
@@ -103,7 +115,9 @@ def test_resumed_equals_uninterrupted(corpus, tmp_path, monkeypatch, kill_at):
         train(SMALL, corpus, tmp_path / "killed")
     assert not (tmp_path / "killed" / "summary.json").exists()
     assert_same_run(train(SMALL, corpus, tmp_path / "killed"), whole)
-    assert len(calls) <= SMALL.steps + 2  # at most the one step since the last checkpoint is repeated
+    assert (
+        len(calls) <= SMALL.steps + 2
+    )  # at most the one step since the last checkpoint is repeated
 
 
 def test_a_line_written_after_the_last_checkpoint_is_cut(corpus, tmp_path, monkeypatch):
@@ -126,12 +140,23 @@ def test_killed_by_the_system_and_resumed(tmp_path, monkeypatch):
     """A real SIGKILL in another process, at a moment that nobody chose."""
     config = replace(SMALL, steps=120, max_sequences=64, batch_size=64)
     command = [sys.executable, "-m", "lib.train", "--results-root", str(tmp_path / "results")]
-    for name in ("vocab_size", "seq_len", "max_sequences", "batch_size", "num_layers", "steps", "learning_rate"):
+    for name in (
+        "vocab_size",
+        "seq_len",
+        "max_sequences",
+        "batch_size",
+        "num_layers",
+        "steps",
+        "learning_rate",
+    ):
         command += [f"--{name.replace('_', '-')}", str(getattr(config, name))]
     process = subprocess.Popen(command, cwd=REPOSITORY, env=os.environ | {"OMP_NUM_THREADS": "1"})
     folder = tmp_path / "results" / module.run_name(module.asdict(config))
     deadline = time.monotonic() + 60
-    while not (folder / "metrics.jsonl").exists() or len((folder / "metrics.jsonl").read_text().splitlines()) < 9:
+    while (
+        not (folder / "metrics.jsonl").exists()
+        or len((folder / "metrics.jsonl").read_text().splitlines()) < 9
+    ):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
@@ -159,22 +184,37 @@ def test_the_record(corpus, tmp_path):
     assert record["parameters"]["learning_rate"] == 0.1 and record["tf32"] is False
     assert record["corpus"]["fingerprint"] == corpus.fingerprint and record["seconds"] > 0
     assert record["peak_memory_mib"] > 0 and record["versions"]["torch"] == torch.__version__
-    assert {1, 2, 3, 6, 9} <= {line["step"] for line in result.metrics}  # early steps and epoch ends
+    assert {1, 2, 3, 6, 9} <= {
+        line["step"] for line in result.metrics
+    }  # early steps and epoch ends
     final = result.metrics[-1]
     assert final["sum_learning_rate"] == pytest.approx(0.9) and final["epoch"] == 3
     assert result.metrics[0]["loss"] == pytest.approx(math.log(40), abs=1e-5)
     for name, smallest in result.summary["minimum_cosine"].items():
-        cosines = [r["cosine"] for line in result.metrics for r in line["comparisons"] if r["parameter"] == name]
+        cosines = [
+            r["cosine"]
+            for line in result.metrics
+            for r in line["comparisons"]
+            if r["parameter"] == name
+        ]
         assert smallest == min(c for c in cosines if c is not None)
-    assert cosines[0] is None  # before the third update attention has not moved: undefined, not zero
+    assert (
+        cosines[0] is None
+    )  # before the third update attention has not moved: undefined, not zero
 
 
 def test_theory_from_chosen_sequences(corpus, tmp_path):
     every = train(SMALL, corpus, tmp_path / "all").metrics[0]["comparisons"][0]
-    batch = train(replace(SMALL, theory_sequences="first_batch"), corpus, tmp_path / "batch").metrics[0]["comparisons"][0]
-    counted = train(replace(SMALL, theory_sequences=16), corpus, tmp_path / "counted").metrics[0]["comparisons"][0]
+    batch = train(
+        replace(SMALL, theory_sequences="first_batch"), corpus, tmp_path / "batch"
+    ).metrics[0]["comparisons"][0]
+    counted = train(replace(SMALL, theory_sequences=16), corpus, tmp_path / "counted").metrics[0][
+        "comparisons"
+    ][0]
     assert batch == counted
-    assert batch["relative_error"] < 1e-5 < every["relative_error"]  # the first step is that batch's statistic
+    assert (
+        batch["relative_error"] < 1e-5 < every["relative_error"]
+    )  # the first step is that batch's statistic
 
 
 def test_snapshots_are_spaced_evenly_in_the_logarithm():
@@ -226,7 +266,9 @@ def test_cuda_asked_for_and_absent(corpus, tmp_path):
 def test_another_run_in_the_folder_is_not_overwritten(corpus, tmp_path):
     train(SMALL, corpus, tmp_path / "run")
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
-    with pytest.raises(ValueError, match="another learning_rate; choose another folder. Nothing was changed"):
+    with pytest.raises(
+        ValueError, match="another learning_rate; choose another folder. Nothing was changed"
+    ):
         train(replace(SMALL, learning_rate=0.2), corpus, tmp_path / "run")
     with pytest.raises(ValueError, match="another learning_rate"):
         train(replace(SMALL, learning_rate=0.2), corpus, tmp_path / "run", resume=False)
@@ -251,7 +293,9 @@ def test_a_damaged_checkpoint_is_noticed(corpus, tmp_path):
 
 def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_good_weights(corpus, tmp_path):
     config = replace(SMALL, learning_rate=1e30, steps=6)
-    with pytest.raises(FloatingPointError, match="no longer a number after step .*; lower learning_rate"):
+    with pytest.raises(
+        FloatingPointError, match="no longer a number after step .*; lower learning_rate"
+    ):
         train(config, corpus, tmp_path / "run")
     kept = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert kept and all(math.isfinite(json.loads(line)["loss"]) for line in kept)
@@ -271,6 +315,8 @@ def test_command_line_says_one_sentence(capsys, tmp_path):
 
 
 def test_larger_corpus_vocabulary_must_match(tmp_path):
-    data = load_corpus("storyworld", vocab_size=50, seq_len=12, max_sequences=60, out_of_vocabulary="unk")
+    data = load_corpus(
+        "storyworld", vocab_size=50, seq_len=12, max_sequences=60, out_of_vocabulary="unk"
+    )
     with pytest.raises(ValueError, match="The corpus has T=12 and V=50"):
         train(SMALL, data, tmp_path / "run")
