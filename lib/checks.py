@@ -172,3 +172,85 @@ def check_deflated_cosine(deflated_cosine) -> None:
     term, weight = left @ torch.diag(strong) @ right.T, left @ torch.diag(other) @ right.T + mixed
     expected = [(16 - 4 + 1) / 21, (-4 + 1) / 5]
     check_answer("deflated_cosine", [deflated_cosine(weight, term, k) for k in (1, 2)], expected)
+
+
+def _joint_frequencies() -> torch.Tensor:
+    """Irregular joint frequencies [current, next] of five words, no two alike, for the exercises."""
+    joint = torch.arange(1, 26, dtype=torch.float64).reshape(5, 5).sin() + 1.2
+    return joint / joint.sum()
+
+
+def check_reversed_bigram(reversed_bigram) -> None:
+    """Exercise in `output-step`: reversed_bigram(bigram [V, V], unigram [V]) -> [V, V]."""
+    joint = _joint_frequencies()
+    unigram, backwards = joint.sum(dim=1), joint.T
+    expected = backwards - backwards.sum(dim=1, keepdim=True) / len(joint)
+    answer = reversed_bigram(joint - unigram[:, None] / len(joint), unigram)
+    check_answer("reversed_bigram", answer, expected)
+
+
+def check_unshifted(unshifted) -> None:
+    """Exercise in `output-step`: unshifted(unigram [V]) -> the first step over eta, [V, V]."""
+    unigram = _joint_frequencies().sum(dim=1)
+    rows = [[p * ((x == y) - 0.2) for y in range(5)] for x, p in enumerate(unigram.tolist())]
+    check_answer("unshifted", unshifted(unigram), torch.tensor(rows, dtype=torch.float64))
+
+
+def check_loss_after_first_step(loss_after_first_step) -> None:
+    """Exercise in `output-step`: loss_after_first_step(bigram, unigram, learning_rate) -> nats."""
+    joint = _joint_frequencies()
+    unigram = joint.sum(dim=1)
+    bigram = joint - unigram[:, None] / len(joint)
+    rate = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    loss = -(joint * (rate * bigram).log_softmax(dim=1)).sum()
+    (first,) = torch.autograd.grad(loss, rate, create_graph=True)
+    (second,) = torch.autograd.grad(first, rate)
+    expected = [(loss + first * eta + second * eta**2 / 2).item() for eta in (0.5, 40.0)]
+    answers = [float(loss_after_first_step(bigram, unigram, eta)) for eta in (0.5, 40.0)]
+    check_answer("loss_after_first_step", answers, expected)
+
+
+def check_linear_output(linear_output) -> None:
+    """Exercise in `output-step`: linear_output(bigram, unigram, steps, learning_rate) -> [V, V]."""
+    joint = _joint_frequencies()
+    unigram = joint.sum(dim=1)
+    bigram = joint - unigram[:, None] / len(joint)
+    output = torch.zeros_like(bigram)
+    for _ in range(7):
+        output = output + 2.0 * (bigram - unigram[:, None] * output / len(joint))
+    check_answer("linear_output", linear_output(bigram, unigram, 7, 2.0), output)
+
+
+def check_prefix_softmax(row) -> None:
+    """Exercise in `toy-model`: attention of the third of four positions, scores ln 2, 0, ln 5."""
+    loudness = torch.tensor([2.0, 1.0, 5.0, 0.0], dtype=torch.float64)
+    check_answer("prefix_softmax", row, loudness / loudness.sum())
+
+
+def check_parameter_count(count) -> None:
+    """Exercise in `toy-model`: count(V, T, L) -> number of parameters."""
+    sizes = [(3, 2, 1), (7, 5, 3), (3000, 200, 3)]
+    expected = [sum([v * v] + [v * v + v * v + t for _ in range(n)]) for v, t, n in sizes]
+    check_answer("parameter_count", [count(*size) for size in sizes], expected, 0.0)
+
+
+def check_balanced_factors(balance) -> None:
+    """Exercise in `toy-model`: balance(W_Q, W_K) -> two factors, same product, equal Gram matrices."""
+    angle = torch.arange(1, 11, dtype=torch.float64).reshape(5, 2)
+    query, key = angle.sin(), (angle * angle).cos()
+    new_query, new_key = balance(query, key)
+    check_answer("first factor, shape", torch.zeros_like(new_query), torch.zeros_like(query))
+    check_answer("second factor, shape", torch.zeros_like(new_key), torch.zeros_like(key))
+    check_answer("product", new_query @ new_key.T, query @ key.T)
+    check_answer("Gram matrices", new_query.T @ new_query, new_key.T @ new_key)
+
+
+def check_blind_basis(matrix) -> None:
+    """Exercise in `toy-model`: a 3 by 3 basis for which the inverse needs no transpose."""
+    matrix = torch.as_tensor(matrix, dtype=torch.float64)
+    if matrix.shape != (3, 3):
+        raise CheckFailed(f"blind_basis: the shape is {tuple(matrix.shape)} where (3, 3) is expected.")
+    if not (matrix != 0).all() or torch.linalg.matrix_rank(matrix) < 3:
+        raise CheckFailed("blind_basis: the matrix must be invertible and have no zero entry.")
+    inverse = torch.linalg.inv(matrix)
+    check_answer("blind_basis", matrix @ inverse.T, torch.eye(3))

@@ -56,8 +56,8 @@ HUB = {
 SAMPLE_SHA256 = "508023961c5195ab235e7377ad73e14a35f1a8d565df99228ea663773fc3e623"
 SAMPLE_NAME = "TinyStories sample (5,511 stories)"
 AVAILABLE = (
-    "available are 'storyworld', 'sample', 'tinystories', or the path of a .txt, .jsonl or .parquet "
-    "file"
+    "available are 'storyworld', 'sample', 'tinystories', or the path of a .txt, .jsonl or "
+    ".parquet file"
 )
 DEFAULT_VOCAB_SIZE = 1000
 STORYWORLD_STORIES = 4000

@@ -203,13 +203,13 @@ def overview(metrics):
     `metrics` as for `cosine_curves`. Returns the figure.
     """
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), width_ratios=(1.25, 1))
-    left.set(xlim=(0, 10), ylim=(0, 6))
+    left.set(xlim=(-0.5, 10.2), ylim=(0, 6))
     left.axis("off")
     boxes = [  # (x, y, parameter, name, order, statistic)
-        (5.0, 5.2, "query_key", "query-key", r"$\eta^4$: which history to read", r"$\bar Q$"),
-        (2.6, 3.2, "value", "value", r"$\eta^2$: what history says", r"$\bar\Phi^\top\bar B^\top$"),
-        (7.4, 3.2, "output", "output", r"$\eta$: what comes next", r"$\bar B$"),
-        (5.0, 1.2, "position", "position", r"$\eta^4$: how far back", r"$\Delta$"),
+        (5.3, 5.2, "query_key", "query-key", r"$\eta^4$: which history to read", r"$\bar Q$"),
+        (3.0, 3.2, "value", "value", r"$\eta^2$: what history says", r"$\bar\Phi^\top\bar B^\top$"),
+        (7.5, 3.2, "output", "output", r"$\eta$: what comes next", r"$\bar B$"),
+        (5.3, 1.2, "position", "position", r"$\eta^4$: how far back", r"$\Delta$"),
     ]
     for x, y, parameter, name, order, statistic in boxes:
         box = {
@@ -222,9 +222,9 @@ def overview(metrics):
             x, y, f"{name}  {statistic}\n{order}", ha="center", va="center", fontsize=10, bbox=box
         )
     arrow = {"arrowstyle": "->", "color": "0.4", "linewidth": 1.5}
-    for start, end in (((4.3, 3.2), (5.9, 3.2)), ((5, 4.5), (5, 3.4)), ((5, 1.9), (5, 3.0))):
+    for start, end in (((4.9, 3.2), (5.7, 3.2)), ((5.3, 4.5), (5.3, 3.4)), ((5.3, 1.9), (5.3, 3.0))):
         left.annotate("", xy=end, xytext=start, arrowprops=arrow)
-    left.text(0.0, 3.2, "history", ha="left", va="center", fontsize=10)
-    left.text(10.0, 3.2, "next", ha="right", va="center", fontsize=10)
+    left.text(-0.4, 3.2, "history", ha="left", va="center", fontsize=10)
+    left.text(10.2, 3.2, "next", ha="right", va="center", fontsize=10)
     cosine_curves(metrics, ax=right)
     return figure

@@ -104,3 +104,36 @@ def test_exercises_of_reproduction():
         checks.check_horizon(
             lambda rate, layers, length: int(min(1 / (12 * layers), 0.625 / length**0.5) / rate)
         )
+
+
+def test_exercises_of_output_step():
+    def backwards(bigram, unigram):
+        joint = bigram + unigram[:, None] / len(unigram)
+        return joint.T - joint.T.mean(dim=1, keepdim=True)
+
+    checks.check_reversed_bigram(backwards)
+    checks.check_unshifted(lambda unigram: torch.diag(unigram) - unigram[:, None] / len(unigram))
+
+    def loss(bigram, unigram, rate, curvature=1.0):
+        rows = (bigram**2).sum(dim=1)
+        second = curvature * rate**2 / 2 * (unigram * rows).sum() / len(unigram)
+        return math.log(len(unigram)) - rate * rows.sum() + second
+
+    checks.check_loss_after_first_step(loss)
+
+    def linear(bigram, unigram, steps, rate):
+        shrink = rate * unigram[:, None] / len(unigram)
+        return rate * bigram * (1 - (1 - shrink) ** steps) / shrink
+
+    checks.check_linear_output(linear)
+
+    wrong = [
+        (checks.check_reversed_bigram, lambda bigram, unigram: bigram.T),
+        (checks.check_unshifted, torch.diag),
+        (checks.check_loss_after_first_step, lambda b, p, rate: loss(b, p, rate, curvature=2.0)),
+        (checks.check_linear_output, lambda b, p, steps, rate: linear(b, p, steps + 1, rate)),
+        (checks.check_linear_output, lambda b, p, steps, rate: steps * rate * b),
+    ]
+    for checker, answer in wrong:
+        with pytest.raises(CheckFailed, match="values"):
+            checker(answer)
