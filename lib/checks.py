@@ -174,7 +174,7 @@ def check_deflated_cosine(deflated_cosine) -> None:
     check_answer("deflated_cosine", [deflated_cosine(weight, term, k) for k in (1, 2)], expected)
 
 
-def _joint_frequencies() -> torch.Tensor:
+def _joint_frequencies():
     """Irregular joint frequencies [current, next] of five words, no two alike, for the exercises."""
     joint = torch.arange(1, 26, dtype=torch.float64).reshape(5, 5).sin() + 1.2
     return joint / joint.sum()
@@ -254,3 +254,86 @@ def check_blind_basis(matrix) -> None:
         raise CheckFailed("blind_basis: the matrix must be invertible and have no zero entry.")
     inverse = torch.linalg.inv(matrix)
     check_answer("blind_basis", matrix @ inverse.T, torch.eye(3))
+
+
+def check_bigram_by_hand(matrix) -> None:
+    """Exercise in `notation`: the bigram matrix of `fish the fish the`, words the, fish, saw."""
+    pairs = torch.zeros(3, 3, dtype=torch.float64)
+    for current, following in ((1, 0), (0, 1), (1, 0)):
+        pairs[current, following] += 1 / 3
+    check_answer("bigram_by_hand", matrix, pairs - pairs.sum(dim=1, keepdim=True) / 3)
+
+
+def check_context_by_counting(context) -> None:
+    """Exercise in `notation`: context(inputs, targets, vocab_size) -> [next, history]."""
+    inputs = torch.tensor([[0, 3, 1, 1], [2, 0, 4, 0], [1, 1, 0, 3]])
+    targets = torch.tensor([[3, 1, 1, 2], [0, 4, 0, 2], [1, 0, 3, 4]])
+    one_hot = torch.eye(6, dtype=torch.float64)  # word 5 occurs nowhere
+    mean = torch.ones(4, 4, dtype=torch.float64).tril()
+    mean = mean / mean.sum(dim=1, keepdim=True)
+    expected = ((one_hot[targets] - 1 / 6).mT @ mean @ one_hot[inputs]).sum(dim=0) / inputs.numel()
+    check_answer("context_by_counting", context(inputs, targets, 6), expected)
+
+
+def check_averages(names) -> None:
+    """Exercise in `notation`: the statistics that are linear in the corpus."""
+    wrong = set(names) ^ {"unigram", "bigram", "context"}
+    if wrong:
+        raise CheckFailed(f"averages: {len(wrong)} of the seven names are on the wrong side.")
+    print("averages: correct")
+
+
+def check_blind_corpus(tokens) -> None:
+    """Exercise in `notation`: a sequence over 0, 1, 2 whose bigram matrix is symmetric, not zero."""
+    tokens = torch.as_tensor(tokens)
+    if tokens.ndim != 1 or set(tokens.tolist()) != {0, 1, 2}:
+        raise CheckFailed("blind_corpus: one list is expected that holds 0, 1 and 2, and nothing else.")
+    one_hot = torch.eye(3, dtype=torch.float64)
+    bigram = one_hot[tokens[:-1]].T @ (one_hot[tokens[1:]] - 1 / 3) / (len(tokens) - 1)
+    if not bigram.abs().max() > 1e-12:
+        raise CheckFailed("blind_corpus: the bigram matrix is zero, so that nothing is compared.")
+    check_answer("blind_corpus", bigram.T, bigram)
+
+
+def check_independent_gram(gram) -> None:
+    """Exercise in `corpus`: gram(unigram [V]) -> interchangeability of independent words, [V, V]."""
+    unigram = torch.tensor([0.4, 0.25, 0.2, 0.1, 0.05], dtype=torch.float64)
+    joint = torch.outer(unigram, unigram)
+    bigram = joint - joint.mean(dim=1, keepdim=True)
+    check_answer("independent_gram", gram(unigram), bigram.T @ bigram)
+
+
+def check_prefix_weight(weight) -> None:
+    """Exercise in `corpus`: weight(k, T) -> what position k adds to all prefixes of a sequence."""
+    cases = [(1, 4), (3, 4), (10, 64), (64, 64)]
+    mean = {T: torch.ones(T, T, dtype=torch.float64).tril() for T in (4, 64)}
+    mean = {T: ones / ones.sum(dim=1, keepdim=True) for T, ones in mean.items()}
+    expected = [mean[T][:, k - 1].sum() for k, T in cases]
+    check_answer("prefix_weight", [weight(k, T) for k, T in cases], expected)
+
+
+def check_lost_kind(kind) -> None:
+    """Exercise in `corpus`: the kind of association that shuffling every story destroys."""
+    if kind != "classes":
+        raise CheckFailed(f"lost_kind: {kind!r} survives, or is none of the three kinds.")
+    print("lost_kind: correct")
+
+
+def check_same_successors(sequences) -> None:
+    """Exercise in `corpus`: a text in which 0 and 1 share successors and are not interchangeable."""
+    pairs = [(a, b) for row in sequences for a, b in zip(row[:-1], row[1:], strict=True)]
+    size = max((word for pair in pairs for word in pair), default=0) + 1
+    joint = torch.zeros(size, size, dtype=torch.float64)
+    for a, b in pairs:
+        joint[a, b] += 1 / len(pairs)
+    if size < 2 or not (joint[:2].any(dim=1).all() and joint[:, :2].any(dim=0).all()):
+        raise CheckFailed("same_successors: 0 and 1 must each have a predecessor and a successor.")
+    bigram = joint - joint.mean(dim=1, keepdim=True)
+    cosine = torch.nn.functional.cosine_similarity
+    rows, columns = cosine(bigram[0], bigram[1], dim=0), cosine(bigram[:, 0], bigram[:, 1], dim=0)
+    if not (rows > 0.99 and columns < 0.1):
+        raise CheckFailed(
+            f"same_successors: the cosine of rows is {rows:.2f} (above 0.99 is asked for), "
+            f"that of columns {columns:.2f} (below 0.1)."
+        )
+    print(f"same_successors: correct (cosine of rows {rows:.2f}, of columns {columns:.2f})")

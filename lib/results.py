@@ -128,17 +128,18 @@ def append_jsonl(path, value) -> None:
     line = json.dumps(plain(value), ensure_ascii=False, allow_nan=False).encode() + b"\n"
     with _clear_disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "ab+") as file:
-            file.seek(0)
-            end = file.read().rfind(b"\n") + 1
-            file.truncate(end)
-            try:
+        end = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
+        try:
+            with open(path, "ab") as file:
+                file.truncate(end)
                 file.write(line)
                 file.flush()
                 os.fsync(file.fileno())
-            except OSError:
+        except OSError:
+            # After the file is closed, since closing it writes what was still buffered.
+            if path.exists():
                 os.truncate(path, end)
-                raise
+            raise
 
 
 def read_jsonl(path) -> list:
@@ -157,10 +158,10 @@ def _same(value, usual) -> bool:
     return type(value) is type(usual) and value == usual
 
 
-def _short(value) -> bool:
-    """Whether `value` can stand in a name as it is: a number or a plain lower-case word."""
-    if isinstance(value, str):
-        return re.fullmatch(r"[a-z]+", value) is not None
+def _short(value, prefix: str) -> bool:
+    """Whether `value` can stand in a name: after a prefix a number, else a lower-case word."""
+    if not prefix:
+        return isinstance(value, str) and re.fullmatch(r"[a-z]+", value) is not None
     return type(value) is int or (type(value) is float and math.isfinite(value))
 
 
@@ -174,15 +175,17 @@ def run_name(parameters: dict) -> str:
     parameters = dict(parameters)
     corpus = parameters.pop("corpus", None)
     parts = []
-    if isinstance(corpus, str) and re.fullmatch(r"[a-z]+", corpus):
+    # Words have no prefix: without all three of them their place would not tell which is which.
+    words = corpus is not None and {"tokenizer", "out_of_vocabulary"} <= parameters.keys()
+    if _short(corpus, ""):
         parts.append(corpus)
     elif corpus is not None:
         digest = hashlib.sha256(repr(corpus).encode()).hexdigest()[:8]
         stem = re.sub(r"[^a-z0-9]+", "_", Path(str(corpus)).stem.lower()).strip("_")[:32]
         parts.append(f"{stem}~{digest}")
     for key, prefix in SHORT_NAMES.items():
-        if key in parameters and _short(parameters[key]):
-            parts.append(f"{prefix}{parameters.pop(key)!r}".replace("'", ""))
+        if key in parameters and (prefix or words) and _short(parameters[key], prefix):
+            parts.append(f"{prefix}{parameters.pop(key)}")
     for key, value in sorted(parameters.items()):
         if not (key in USUAL_VALUES and _same(value, USUAL_VALUES[key])):
             encoded = [quote(part, safe="").replace("-", "%2D") for part in (key, json.dumps(value))]

@@ -137,3 +137,100 @@ def test_exercises_of_output_step():
     for checker, answer in wrong:
         with pytest.raises(CheckFailed, match="values"):
             checker(answer)
+
+
+def _balance(query, key, share=0.5):
+    left, values, right = torch.linalg.svd(query @ key.T)
+    width = query.shape[1]
+    values = values[:width]
+    return left[:, :width] * values**share, right[:width].T * values ** (1 - share)
+
+
+def test_exercises_of_toy_model():
+    checks.check_prefix_softmax([0.25, 0.125, 0.625, 0])
+    checks.check_parameter_count(lambda v, t, n: v * v + n * (2 * v * v + t))
+    checks.check_balanced_factors(_balance)
+    checks.check_blind_basis([[0.0 + 1, 2, 3], [2, 1, 1], [3, 1, 5]])
+
+    seen = torch.tensor([2.0, 1, 5, 1000])
+    wrong = [
+        (checks.check_prefix_softmax, seen / seen.sum(), "values"),
+        (checks.check_prefix_softmax, [0.25, 0.125, 0.625], "shape"),
+        (checks.check_parameter_count, lambda v, t, n: v * v + n * 2 * v * v + t, "values"),
+        (checks.check_balanced_factors, lambda q, k: (q, k), "Gram"),
+        (checks.check_balanced_factors, lambda q, k: _balance(q, k, share=0.4), "Gram"),
+        (checks.check_balanced_factors, lambda q, k: (_balance(q, k)[1],) * 2, "product"),
+        (checks.check_balanced_factors, lambda q, k: (q @ k.T, torch.eye(5)), "first factor, shape"),
+        (checks.check_blind_basis, [[1.0, 2, 3], [4, 1, 1], [3, 1, 5]], "values"),
+        (checks.check_blind_basis, torch.eye(3), "no zero"),
+        (checks.check_blind_basis, torch.ones(3, 3), "invertible"),
+        (checks.check_blind_basis, torch.ones(2, 2), "shape"),
+    ]
+    for checker, answer, message in wrong:
+        with pytest.raises(CheckFailed, match=message):
+            checker(answer)
+
+
+def _context(inputs, targets, vocab_size, *, first=0, centre=True):
+    counts = torch.zeros(vocab_size, vocab_size, dtype=torch.float64)
+    for sequence, following in zip(inputs.tolist(), targets.tolist(), strict=True):
+        for t, a in enumerate(following, start=1):
+            for b in sequence[first:t]:
+                counts[a, b] += 1 / t
+    return (counts - centre * counts.mean(dim=0)) / inputs.numel()
+
+
+def test_exercises_of_notation():
+    checks.check_bigram_by_hand([[-1 / 9, 2 / 9, -1 / 9], [4 / 9, -2 / 9, -2 / 9], [0, 0, 0]])
+    checks.check_context_by_counting(_context)
+    checks.check_averages({"context", "bigram", "unigram"})
+    checks.check_blind_corpus([0, 1, 2, 0, 2, 1, 0])
+
+    wrong = [
+        (checks.check_bigram_by_hand, [[0, 1 / 3, 0], [2 / 3, 0, 0], [0, 0, 0]], "values"),
+        (checks.check_bigram_by_hand, [[-1 / 9, 2 / 9], [4 / 9, -2 / 9]], "shape"),
+        (checks.check_context_by_counting, lambda *a: _context(*a, centre=False), "values"),
+        (checks.check_context_by_counting, lambda *a: _context(*a, first=1), "values"),
+        (checks.check_context_by_counting, lambda *a: _context(*a).T, "values"),
+        (checks.check_averages, ["unigram", "bigram"], "1 of the seven"),
+        (checks.check_averages, ["unigram", "bigram", "context", "value_term"], "1 of the seven"),
+        (checks.check_blind_corpus, [0, 1, 2, 1, 0], "values"),
+        (checks.check_blind_corpus, [0, 1, 0, 1], "holds 0, 1 and 2"),
+        (checks.check_blind_corpus, [0, 0, 1, 1, 2, 2, 0, 2, 1, 0], "zero"),
+        (checks.check_blind_corpus, [], "holds 0, 1 and 2"),
+    ]
+    for checker, answer, message in wrong:
+        with pytest.raises(CheckFailed, match=message):
+            checker(answer)
+
+
+def _prefix_weight(k, T, first=0):
+    return sum(1 / t for t in range(k + first, T + 1))
+
+
+def _independent_gram(unigram, power=2):
+    surplus = unigram - 1 / len(unigram)
+    return (unigram**power).sum() * torch.outer(surplus, surplus)
+
+
+def test_exercises_of_corpus():
+    checks.check_independent_gram(_independent_gram)
+    checks.check_prefix_weight(_prefix_weight)
+    checks.check_lost_kind("classes")
+    checks.check_same_successors([[2, 0, 4], [3, 1, 4]])
+
+    wrong = [
+        (checks.check_independent_gram, lambda p: _independent_gram(p, power=1), "values"),
+        (checks.check_independent_gram, lambda p: p.square().sum() * torch.outer(p, p), "values"),
+        (checks.check_independent_gram, lambda p: p, "shape"),
+        (checks.check_prefix_weight, lambda k, T: 1 / k, "values"),
+        (checks.check_prefix_weight, lambda k, T: _prefix_weight(k, T, first=1), "values"),
+        (checks.check_lost_kind, "scenes", "survives"),
+        (checks.check_same_successors, [[2, 0, 4], [2, 1, 4]], "of columns 1.00"),
+        (checks.check_same_successors, [[2, 0, 4], [3, 1, 5]], "of rows -"),
+        (checks.check_same_successors, [[0, 2], [1, 2]], "predecessor"),
+        (checks.check_same_successors, [], "predecessor"),
+    ]
+    for checker, answer, message in wrong:
+        with pytest.raises(CheckFailed, match=message):
+            checker(answer)
