@@ -197,34 +197,63 @@ def lag_curve(position, *, ax=None, label=None, style="-", colour=None):
     return ax
 
 
-def overview(metrics):
-    """The first picture of the book: what is learned in which order, and the cosines of a real run.
+def overview_figure(learned, counted, labels):
+    """The first picture of the book: what is learned in which order, and weights beside their statistic.
 
-    `metrics` as for `cosine_curves`. Returns the figure.
+    `learned` [current, next]: output weights of a trained model over their coefficient; `counted`
+    [current, next]: the bigram statistic; both for the words `labels`. Returns the figure, 1000 by
+    380 pixels. ValueError for shapes that differ or another number of labels.
+
+    book/_static/overview.png is `lib.train.train(TrainConfig(steps=30), ...)` on the embedded corpus,
+    for the words "one day , once upon a time there was in the pond".
     """
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), width_ratios=(1.25, 1))
-    left.set(xlim=(-0.5, 10.2), ylim=(0, 6))
-    left.axis("off")
-    boxes = [  # (x, y, parameter, name, order, statistic)
-        (5.3, 5.2, "query_key", "query-key", r"$\eta^4$: which history to read", r"$\bar Q$"),
-        (3.0, 3.2, "value", "value", r"$\eta^2$: what history says", r"$\bar\Phi^\top\bar B^\top$"),
-        (7.5, 3.2, "output", "output", r"$\eta$: what comes next", r"$\bar B$"),
-        (5.3, 1.2, "position", "position", r"$\eta^4$: how far back", r"$\Delta$"),
-    ]
-    for x, y, parameter, name, order, statistic in boxes:
+    learned, counted = _array(learned, 2), _array(counted, 2)
+    if learned.shape != counted.shape:
+        raise ValueError(f"shapes differ: {learned.shape} and {counted.shape}")
+    figure, (path, *pair) = plt.subplots(
+        1, 3, figsize=(10, 3.8), width_ratios=(2.25, 1, 1), layout="constrained"
+    )
+    path.set(xlim=(0, 100), ylim=(0, 60))
+    path.axis("off")
+    places = {  # x, y and text of the parts; the coloured ones are learned
+        "history": (5, 30, "history\ntoken"),
+        "value": (27, 30, "value\n$\\eta^2\\ \\bar\\Phi^\\top\\bar B^\\top$\nwhat it says"),
+        "attention": (51, 30, "attention\nmixes"),
+        "output": (75, 30, "output\n$\\eta\\ \\bar B$\nwhat follows"),
+        "next": (96, 30, "next\ntoken"),
+        "query_key": (51, 53, "query-key\n$\\eta^4\\ \\bar Q$\nwhich to read"),
+        "position": (51, 7, "position\n$\\eta^4\\ \\Delta$\nhow far back"),
+        "current": (75, 7, "current\ntoken"),
+    }
+    drawn = {}
+    for name, (x, y, text) in places.items():
         box = {
-            "boxstyle": "round,pad=0.5",
+            "boxstyle": "round,pad=0.4",
             "facecolor": "white",
-            "edgecolor": COLOURS[parameter],
+            "edgecolor": COLOURS.get(name, "0.7" if name == "attention" else "none"),
             "linewidth": 2,
         }
-        left.text(
-            x, y, f"{name}  {statistic}\n{order}", ha="center", va="center", fontsize=10, bbox=box
+        drawn[name] = path.text(x, y, text, ha="center", va="center", bbox=box)
+    for start, end in (
+        ("history", "value"),
+        ("value", "attention"),
+        ("attention", "output"),
+        ("output", "next"),
+        ("query_key", "attention"),
+        ("position", "attention"),
+        ("current", "output"),
+    ):
+        patches = {"patchA": drawn[start].get_bbox_patch(), "patchB": drawn[end].get_bbox_patch()}
+        arrow = {"arrowstyle": "-|>", "color": "0.3", "linewidth": 1.5, "shrinkA": 0, "shrinkB": 1}
+        path.annotate(
+            "", xy=places[end][:2], xytext=places[start][:2], arrowprops=arrow | patches, zorder=0
         )
-    arrow = {"arrowstyle": "->", "color": "0.4", "linewidth": 1.5}
-    for start, end in (((4.9, 3.2), (5.7, 3.2)), ((5.3, 4.5), (5.3, 3.4)), ((5.3, 1.9), (5.3, 3.0))):
-        left.annotate("", xy=end, xytext=start, arrowprops=arrow)
-    left.text(-0.4, 3.2, "history", ha="left", va="center", fontsize=10)
-    left.text(10.2, 3.2, "next", ha="right", va="center", fontsize=10)
-    cosine_curves(metrics, ax=right)
+    limit = max(np.abs(learned).max(), np.abs(counted).max()) or 1.0
+    for ax, matrix, name in zip(pair, (learned, counted), ("trained", "counted"), strict=True):
+        ax.imshow(matrix, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
+        _name_ticks(ax, matrix, labels, labels)
+        ax.set_xlabel(f"next word ({name})")
+    pair[0].set_ylabel("current word")
+    pair[1].set_yticks([])
+    figure.colorbar(ax.images[0], ax=pair, orientation="horizontal", fraction=0.05, aspect=40)
     return figure

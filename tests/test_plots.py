@@ -50,7 +50,7 @@ FIGURES = {
     "zipf": lambda: plots.zipf([3, 0, 9, 1]),
     "sorted_bars": lambda: plots.sorted_bars(["a", "b"], [2.0, 1.0]),
     "lag_curve": lambda: plots.lag_curve(torch.tensor([0.2, -0.1, 0.0])),
-    "overview": lambda: plots.overview(metrics()).axes[1],
+    "overview": lambda: plots.overview_figure(ATTENTION, -ATTENTION, ["a", "b", "c"]).axes[1],
 }
 
 
