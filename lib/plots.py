@@ -210,9 +210,9 @@ def overview_figure(learned, counted, labels):
     learned, counted = _array(learned, 2), _array(counted, 2)
     if learned.shape != counted.shape:
         raise ValueError(f"shapes differ: {learned.shape} and {counted.shape}")
-    figure, (path, *pair) = plt.subplots(
-        1, 3, figsize=(10, 3.8), width_ratios=(2.25, 1, 1), layout="constrained"
-    )
+    figure = plt.figure(figsize=(10, 3.8))
+    left, right = figure.subfigures(1, 2, width_ratios=(1.1, 1), wspace=0.04)
+    path, pair = left.subplots(), right.subplots(1, 2)
     path.set(xlim=(0, 100), ylim=(0, 60))
     path.axis("off")
     places = {  # x, y and text of the parts; the coloured ones are learned
@@ -255,5 +255,5 @@ def overview_figure(learned, counted, labels):
         ax.set_xlabel(f"next word ({name})")
     pair[0].set_ylabel("current word")
     pair[1].set_yticks([])
-    figure.colorbar(ax.images[0], ax=pair, orientation="horizontal", fraction=0.05, aspect=40)
+    right.colorbar(ax.images[0], ax=pair, orientation="horizontal", fraction=0.05, aspect=40)
     return figure

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+from pathlib import Path
 
 import matplotlib
 
@@ -50,7 +51,7 @@ FIGURES = {
     "zipf": lambda: plots.zipf([3, 0, 9, 1]),
     "sorted_bars": lambda: plots.sorted_bars(["a", "b"], [2.0, 1.0]),
     "lag_curve": lambda: plots.lag_curve(torch.tensor([0.2, -0.1, 0.0])),
-    "overview": lambda: plots.overview_figure(ATTENTION, -ATTENTION, ["a", "b", "c"]).axes[1],
+    "overview": lambda: plots.overview_figure(ATTENTION, -ATTENTION, ["a", "b", "c"]),
 }
 
 
@@ -148,6 +149,7 @@ def test_palette_stays_apart_for_deuteranopes():
         lambda: plots.matrix_pair(ATTENTION, ATTENTION, labels=["a", "b"]),
         lambda: plots.attention_map(ATTENTION, tokens=["a", "b", "c", "d"]),
         lambda: plots.sorted_bars(["a"], [1.0, 2.0]),
+        lambda: plots.overview_figure(ATTENTION, ATTENTION, ["a", "b"]),
         lambda: plots.signed_matrix(MATRIX, rows=[]),
     ],
 )
@@ -159,6 +161,8 @@ def test_label_count_must_match(draw):
 def test_shapes_are_checked():
     with pytest.raises(ValueError, match="shapes differ"):
         plots.matrix_pair(MATRIX, ATTENTION)
+    with pytest.raises(ValueError, match="shapes differ"):
+        plots.overview_figure(MATRIX, ATTENTION, ["a", "b", "c"])
     with pytest.raises(ValueError, match="expected 2 dimension"):
         plots.signed_matrix([1.0, 2.0])
 
@@ -209,3 +213,18 @@ def test_cosine_nulls_are_thin_and_only_beside_cosines():
 def test_loglog_slope_is_fitted():
     ax = plots.loglog_slopes([1, 2, 4], {"query_key": [1.0, 16.0, 256.0]})
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["query-key, slope 4.00"]
+
+
+def test_overview_shows_both_matrices_on_one_scale():
+    figure = plots.overview_figure(ATTENTION, -2 * ATTENTION, ["a", "b", "c"])
+    trained, counted = [ax.images[0] for ax in figure.axes if ax.images]
+    assert trained.get_clim() == counted.get_clim() == (-2, 2)
+    assert np.array_equal(trained.get_array(), ATTENTION)
+    assert np.array_equal(counted.get_array(), -2 * ATTENTION)
+
+
+def test_overview_picture_is_small():
+    picture = Path(__file__).parents[1] / "book" / "_static" / "overview.png"
+    height, width, _ = plt.imread(picture).shape
+    assert width <= 1000 and height <= 420
+    assert picture.stat().st_size < 120_000
