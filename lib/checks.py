@@ -33,7 +33,7 @@ class Result:
 _ran: list[Result] = []
 
 
-def _record(name, error, tolerance, equation, kind) -> float:
+def _record(name, error, tolerance, equation, kind) -> None:
     error, tolerance = float(error), float(tolerance)
     if not (math.isfinite(tolerance) and tolerance >= 0):
         raise ValueError(
@@ -51,24 +51,23 @@ def _record(name, error, tolerance, equation, kind) -> float:
         raise CheckFailed(
             f"{kind} '{name}': error {error:.3g} {relation} the tolerance {tolerance:.3g}"
         )
-    return error
 
 
-def check(name: str, error, tolerance: float, *, equation: str | None = None) -> float:
-    """Assert that `error` is at most `tolerance`; returns the error.
+def check(name: str, error, tolerance: float, *, equation: str | None = None) -> None:
+    """Assert that `error` is at most `tolerance`.
 
     `equation` is the label `eq-…` of the displayed equation under test.
     Raises CheckFailed if the error is larger or NaN, ValueError for a tolerance that is not a number.
     """
-    return _record(name, error, tolerance, equation, "check")
+    _record(name, error, tolerance, equation, "check")
 
 
-def control(name: str, error, tolerance: float, *, equation: str | None = None) -> float:
-    """Assert that a deliberately broken version misses by more than `tolerance`; returns the error.
+def control(name: str, error, tolerance: float, *, equation: str | None = None) -> None:
+    """Assert that a deliberately broken version misses by more than `tolerance`.
 
     Raises CheckFailed if the broken version would have passed (or its error is NaN).
     """
-    return _record(name, error, tolerance, equation, "control")
+    _record(name, error, tolerance, equation, "control")
 
 
 def reset() -> None:
@@ -84,7 +83,7 @@ class Table:
 
     def _rows(self):
         head = ("what", "equation", "largest error", "tolerance", "verdict")
-        verdict = {"check": "holds", "control": "broken version caught"}
+        verdict = {"check": "holds", "control": "caught"}
         rows = [
             (
                 r.name,
