@@ -25,10 +25,8 @@ import torch
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-# Order and abbreviation of the settings in a run name; the others follow as key=value. Of the texts
-# only these words are shortened, and no two of them can be taken for each other.
+# Order and abbreviation of the settings in a run name; the others follow as key=value.
 SHORT_NAMES = {
-    "corpus": "",
     "tokenizer": "",
     "vocab_size": "v",
     "seq_len": "t",
@@ -39,12 +37,6 @@ SHORT_NAMES = {
     "epochs": "epochs",
     "steps": "steps",
     "seed": "seed",
-}
-SHORT_WORDS = {
-    "corpus": ("storyworld", "tinystories", "sample", "openwebtext", "fineweb"),
-    "tokenizer": ("words", "bpe"),
-    "out_of_vocabulary": ("drop", "unk"),
-    "batch_size": ("full",),
 }
 # A setting with this very value is left out of the name; a missing setting means the same.
 USUAL_VALUES = {
@@ -166,33 +158,36 @@ def _same(value, usual) -> bool:
     return type(value) is type(usual) and value == usual
 
 
-def _shortened(key: str, value) -> str | None:
-    """How a setting stands in a run name without its key, or None if it cannot."""
-    if key not in SHORT_NAMES:
-        return None
-    prefix = SHORT_NAMES[key]
-    if isinstance(value, str):
-        if value in SHORT_WORDS.get(key, ()):
-            return prefix + value
-        if key == "corpus":
-            stem = re.sub(r"[^a-z0-9]+", "_", Path(value).stem.lower()).strip("_")[:32]
-            return f"{stem}~{hashlib.sha256(value.encode()).hexdigest()[:8]}"
-    number = type(value) is int or (type(value) is float and math.isfinite(value))
-    return f"{prefix}{value!r}" if prefix and number else None
+def _short(value, prefix: str) -> bool:
+    """Whether `value` can stand in a name: after a prefix a number, else a lower-case word."""
+    if not prefix:
+        return isinstance(value, str) and re.fullmatch(r"[a-z]+", value) is not None
+    return type(value) is int or (type(value) is float and math.isfinite(value))
 
 
 def run_name(parameters: dict) -> str:
     """Folder name of a run: readable, and different for any two different settings.
 
-    `storyworld-words-v600-t48-drop-l3-lr0.005-b256-steps40-seed0`; what cannot be shortened follows
+    `storyworld-words-v600-t48-drop-l3-lr0.005-b256-steps40-seed0`; what is not in SHORT_NAMES follows
     as `key=value` (JSON, percent-encoded) unless it has its usual value. A corpus that is a path
     is named by its file's stem and eight hexadecimal digits of the hash of the path as given.
     """
-    short = {key: _shortened(key, parameters[key]) for key in SHORT_NAMES if key in parameters}
-    parts = [part for part in short.values() if part is not None]
+    parameters = dict(parameters)
+    corpus = parameters.pop("corpus", None)
+    parts = []
+    # Words have no prefix: without all three of them their place would not tell which is which.
+    words = corpus is not None and {"tokenizer", "out_of_vocabulary"} <= parameters.keys()
+    if _short(corpus, ""):
+        parts.append(corpus)
+    elif corpus is not None:
+        digest = hashlib.sha256(repr(corpus).encode()).hexdigest()[:8]
+        stem = re.sub(r"[^a-z0-9]+", "_", Path(str(corpus)).stem.lower()).strip("_")[:32]
+        parts.append(f"{stem}~{digest}")
+    for key, prefix in SHORT_NAMES.items():
+        if key in parameters and (prefix or words) and _short(parameters[key], prefix):
+            parts.append(f"{prefix}{parameters.pop(key)}")
     for key, value in sorted(parameters.items()):
-        usual = key in USUAL_VALUES and _same(value, USUAL_VALUES[key])
-        if short.get(key) is None and not usual:
+        if not (key in USUAL_VALUES and _same(value, USUAL_VALUES[key])):
             encoded = [quote(part, safe="").replace("-", "%2D") for part in (key, json.dumps(value))]
             parts.append("=".join(encoded))
     return "-".join(parts)

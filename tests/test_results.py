@@ -214,6 +214,8 @@ def test_run_name_tells_settings_apart():
         {"corpus": "x", "tokenizer": "y"},
         {"corpus": "x", "out_of_vocabulary": "y"},
         {"tokenizer": "x", "out_of_vocabulary": "y"},
+        {"corpus": "x", "y": 1},
+        {"x-y": 1},
     ]
 
     def meaning(parameters):
