@@ -164,7 +164,15 @@ class _Checkpoint:
         weights = {name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}
         header = {"step": step, "identity": identity, "sha256": self._hash(weights)}
         with atomic_file(self.path) as temporary:
-            save_file(weights, str(temporary), metadata={"run": json.dumps(header, sort_keys=True)})
+            try:
+                save_file(
+                    weights, str(temporary), metadata={"run": json.dumps(header, sort_keys=True)}
+                )
+            except SafetensorError as error:  # a full disk arrives as this, not as an OSError
+                raise OSError(
+                    f"The checkpoint was not written ({error}); the earlier one is unchanged: free some "
+                    f"space in {self.path.parent} and start the same run again."
+                ) from error
 
     def load(self, model, identity: dict) -> int | None:
         """Put the stored weights into `model` and return their step; None if nothing is stored.
@@ -206,7 +214,7 @@ def _memory_needed(config: TrainConfig, vocab_size: int) -> int:
     statistics = 8 * square * 14
     # Per sequence and layer: hidden, messages and their gradients [T, V]; scores and attention [T, T].
     per_sequence = (
-        item * config.seq_len * (6 * vocab_size + 6 * config.seq_len) * (config.num_layers + 1)
+        item * config.seq_len * (12 * vocab_size + 6 * config.seq_len) * (config.num_layers + 1)
     )
     automatic = max(1, MICRO_BATCH_ELEMENTS // (config.seq_len * vocab_size))
     micro = automatic if config.micro_batch_size == "auto" else config.micro_batch_size
@@ -272,29 +280,30 @@ def train(config: TrainConfig, corpus, run_dir, *, resume=True, progress=True) -
     last = config.steps or config.epochs * per_epoch
     identity = {"parameters": asdict(config), "fingerprint": corpus.fingerprint}
 
-    checkpoint = _Checkpoint(run_dir)
-    dtype = getattr(torch, config.dtype)
+    _refuse_other_run(run_dir, identity)
+    theory = _theory_tokens(config, tokens, batch_size)
+    summary, metrics, checkpoint = (
+        run_dir / "summary.json",
+        run_dir / "metrics.jsonl",
+        _Checkpoint(run_dir),
+    )
+    finished = resume and summary.exists()
+    if not finished:
+        _check_memory(config, vocab_size, device)
     model = AttentionOnlyTransformer(
         vocab_size, config.seq_len, config.num_layers, init_std=config.init_std, seed=config.seed
-    ).to(device, dtype)
-    _refuse_other_run(run_dir, identity)
-    if not resume:
-        for path in (run_dir / "summary.json", run_dir / "metrics.jsonl", checkpoint.path):
+    ).to(device, getattr(torch, config.dtype))
+    if not resume:  # nothing can refuse any more
+        for path in (summary, metrics, checkpoint.path):
             path.unlink(missing_ok=True)
-    done, metrics = checkpoint.load(model, identity) or 0, run_dir / "metrics.jsonl"
-    if (run_dir / "summary.json").exists():
-        return RunResult(
-            read_json(run_dir / "summary.json"),
-            read_jsonl(metrics),
-            model if done else None,
-            run_dir,
-            config,
-        )
+    # Weights without their lines would leave holes in the record: such a run starts anew.
+    done = (checkpoint.load(model, identity) or 0) if metrics.exists() else 0
+    if finished:
+        kept = model if done else None
+        return RunResult(read_json(summary), read_jsonl(metrics), kept, run_dir, config)
     spent = _cut_metrics(metrics, done)
-    _check_memory(config, vocab_size, device)
-    chosen = _theory_tokens(config, tokens, batch_size)
     reference = Reference.from_tokens(
-        chosen[:, :-1], chosen[:, 1:], vocab_size, seed=config.seed, device=device.type
+        theory[:, :-1], theory[:, 1:], vocab_size, seed=config.seed, device=device.type
     )
     started, saved = time.monotonic() - spent, time.monotonic()
 
@@ -311,7 +320,7 @@ def train(config: TrainConfig, corpus, run_dir, *, resume=True, progress=True) -
         initial=done,
         desc=run_dir.name[:24],
         unit="step",
-        disable=None if progress else True,
+        **({} if progress else {"disable": True}),
     )
     for step in range(done + 1, last + 1):
         epoch, batch = divmod(step - 1, per_epoch)
@@ -351,8 +360,8 @@ def train(config: TrainConfig, corpus, run_dir, *, resume=True, progress=True) -
     seconds = time.monotonic() - started
     record(seconds=seconds, peak_memory=peak_memory_mib(device))
     lines = read_jsonl(metrics)
-    write_json(run_dir / "summary.json", _summary(lines, config, batch_size, seconds))
-    return RunResult(read_json(run_dir / "summary.json"), lines, model, run_dir, config)
+    write_json(summary, _summary(lines, config, batch_size, seconds))
+    return RunResult(read_json(summary), lines, model, run_dir, config)
 
 
 def _refuse_other_run(run_dir: Path, identity: dict) -> None:

@@ -320,3 +320,45 @@ def test_larger_corpus_vocabulary_must_match(tmp_path):
     )
     with pytest.raises(ValueError, match="The corpus has T=12 and V=50"):
         train(SMALL, data, tmp_path / "run")
+
+
+def test_starting_anew_deletes_nothing_before_it_is_sure(corpus, tmp_path, monkeypatch):
+    train(SMALL, corpus, tmp_path / "run")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    monkeypatch.setattr(module, "_free_memory", lambda: 1000)
+    with pytest.raises(MemoryError):
+        train(SMALL, corpus, tmp_path / "run", resume=False)
+    assert before == {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+
+
+def test_weights_without_their_lines_start_anew(corpus, tmp_path):
+    whole = train(SMALL, corpus, tmp_path / "run")
+    for path in (tmp_path / "run").iterdir():
+        path.unlink()
+    assert_same_run(train(SMALL, corpus, tmp_path / "run"), whole)
+
+
+def test_a_full_disk_is_one_sentence(corpus, tmp_path, monkeypatch):
+    def full(*arguments, **options):
+        raise module.SafetensorError("No space left on device")
+
+    monkeypatch.setattr(module, "save_file", full)
+    with pytest.raises(OSError, match="The checkpoint was not written .* start the same run again"):
+        train(SMALL, corpus, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "parameters, sentence",
+    [({"lrr": 0.1}, "Unknown parameter lrr"), ({"learning_rate": "fast"}, "learning_rate must be")],
+)
+def test_the_run_notebook_refuses_bad_parameters(tmp_path, parameters, sentence):
+    papermill = pytest.importorskip("papermill")
+    notebook = REPOSITORY / "book" / "runs" / "train.ipynb"
+    with pytest.raises(papermill.PapermillExecutionError, match=sentence):
+        papermill.execute_notebook(
+            notebook,
+            tmp_path / "out.ipynb",
+            parameters | {"results_root": str(tmp_path)},
+            cwd=notebook.parent,
+            progress_bar=False,
+        )
