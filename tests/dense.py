@@ -3,6 +3,8 @@
 import torch
 from torch.nn.functional import one_hot
 
+from lib.model import AttentionOnlyTransformer, loss_and_gradients
+
 
 def irregular_tokens(num_sequences=9, seq_len=5, vocab_size=7, seed=0):
     """Tokens [N, T + 1] with uneven frequencies, every token present, all sizes different."""
@@ -42,3 +44,14 @@ def statistics(inputs, targets, vocab_size):
         "query_key_term": query_key,
         "position_term": position,
     }
+
+
+def trained(tokens, vocab_size, num_layers, learning_rate, steps):
+    """The model after `steps` full-batch steps from zero on (inputs, targets), in float64."""
+    model = AttentionOnlyTransformer(vocab_size, tokens[0].shape[1], num_layers).double()
+    for _ in range(steps):
+        _, gradients = loss_and_gradients(model, *tokens)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter -= learning_rate * gradients[name]
+    return model

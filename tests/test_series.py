@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from lib.checks import largest_error
-from lib.model import AttentionOnlyTransformer, loss_and_gradients
 from lib.series import Series, exact_statistics, expand
 from lib.statistics import corpus_statistics
 from lib.theory import NextOrder, predict
@@ -113,12 +112,7 @@ def test_the_series_is_the_trained_model(history, tokens):
     """Summed at a small eta, the polynomial equals weights from autograd up to the order left out."""
     errors = []
     for eta in (0.2, 0.1):
-        model = AttentionOnlyTransformer(V, T, L).double()
-        for _ in range(STEPS):
-            _, gradients = loss_and_gradients(model, *tokens)
-            with torch.no_grad():
-                for name, parameter in model.named_parameters():
-                    parameter -= eta * gradients[name]
+        model = dense.trained(tokens, V, L, eta, STEPS)
         value = sum(floats(a) * eta**k for k, a in enumerate(history[-1]["layers.1.value"].terms))
         errors.append((model.layers[1].value - value).abs().max().item())
     assert errors[0] / errors[1] == pytest.approx(2 ** (ORDER + 1), rel=0.3)

@@ -42,14 +42,8 @@ def weights_of(model):
     }
 
 
-def train(tokens, learning_rate, steps, num_layers=L):
-    model = AttentionOnlyTransformer(V, T, num_layers).double()
-    for _ in range(steps):
-        _, gradients = loss_and_gradients(model, *tokens)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter -= learning_rate * gradients[name]
-    return model
+def train(tokens, learning_rate, steps):
+    return dense.trained(tokens, V, L, learning_rate, steps)
 
 
 def staged(statistics, stage, scale=1e-3):
