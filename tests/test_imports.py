@@ -19,6 +19,8 @@ MAY_IMPORT = {
     "plots": set(),
     "probes": {"statistics", "theory", "model"},
     "results": set(),
+    "dynamics": {"statistics"},
+    "horizon": {"compare", "dynamics", "model", "statistics", "theory"},
     "series": {"statistics"},
     "statistics": set(),
     "storyworld": set(),
