@@ -49,6 +49,7 @@ USUAL_VALUES = {
     "dtype": "float32",
     "theory_sequences": "all",
 }
+LONGEST_NAME = 160  # characters of a run name; file systems allow 255 with what stands before it
 
 
 def results_root(root=None) -> Path:
@@ -151,7 +152,9 @@ def read_jsonl(path) -> list:
     try:
         return [json.loads(line) for line in lines]
     except ValueError as error:
-        raise ValueError(f"{path} has a line that is not JSON ({error}); delete or repair it.") from error
+        raise ValueError(
+            f"{path} has a line that is not JSON ({error}); delete or repair it."
+        ) from error
 
 
 def _same(value, usual) -> bool:
@@ -170,7 +173,8 @@ def run_name(parameters: dict) -> str:
 
     `storyworld-words-v600-t48-drop-l3-lr0.005-b256-steps40-seed0`; what is not in SHORT_NAMES follows
     as `key=value` (JSON, percent-encoded) unless it has its usual value. A corpus that is a path
-    is named by its file's stem and eight hexadecimal digits of the hash of the path as given.
+    is named by its file's stem and eight hexadecimal digits of the hash of the path as given. A name
+    too long for a file system ends in `~` and sixteen digits of the hash of all of it.
     """
     parameters = dict(parameters)
     corpus = parameters.pop("corpus", None)
@@ -188,9 +192,15 @@ def run_name(parameters: dict) -> str:
             parts.append(f"{prefix}{parameters.pop(key)}")
     for key, value in sorted(parameters.items()):
         if not (key in USUAL_VALUES and _same(value, USUAL_VALUES[key])):
-            encoded = [quote(part, safe="").replace("-", "%2D") for part in (key, json.dumps(value))]
+            encoded = [
+                quote(part, safe="").replace("-", "%2D") for part in (key, json.dumps(value))
+            ]
             parts.append("=".join(encoded))
-    return "-".join(parts)
+    name = "-".join(parts)
+    if len(name) <= LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:16]
+    return f"{name[: LONGEST_NAME - 17]}~{digest}"
 
 
 def _git(*arguments) -> str | None:
@@ -269,7 +279,9 @@ def load_run(name: str, root=None) -> dict:
     """
     folder = results_root(root) / name
     if not (folder / "run.json").exists():
-        raise FileNotFoundError(f"There is no run '{name}' in {folder.parent}; run it first or correct the name.")
+        raise FileNotFoundError(
+            f"There is no run '{name}' in {folder.parent}; run it first or correct the name."
+        )
     summary, metrics = folder / "summary.json", folder / "metrics.jsonl"
     return {
         "run": read_json(folder / "run.json"),
@@ -287,10 +299,14 @@ def notebook_parameters(namespace: dict, names) -> dict:
     """
     for source in namespace.get("In", []):
         if source.startswith("# Parameters\n"):
-            assigned = (node.targets for node in ast.parse(source).body if isinstance(node, ast.Assign))
+            assigned = (
+                node.targets for node in ast.parse(source).body if isinstance(node, ast.Assign)
+            )
             given = {target.id for targets in assigned for target in targets}
             if unknown := sorted(given - set(names)):
-                raise ValueError(f"Unknown parameter {', '.join(unknown)}; the names are {', '.join(names)}.")
+                raise ValueError(
+                    f"Unknown parameter {', '.join(unknown)}; the names are {', '.join(names)}."
+                )
     values = {name: namespace[name] for name in names}
     empty = ("none", "null")
     return {

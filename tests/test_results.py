@@ -288,3 +288,10 @@ def test_notebook_parameters_refuse_unknown_names():
     ) as error:
         notebook_parameters(namespace, ("steps", "seed"))
     assert one_sentence(error)
+
+
+def test_a_long_name_is_cut_and_still_differs():
+    lists = {"corpus": "sample", "vocab_size": 300, "rates": " ".join(map(str, range(100)))}
+    names = [run_name(lists | {"rates": lists["rates"] + end}) for end in (" 7", " 8")]
+    assert all(len(name) == 160 and name.startswith("sample-v300-rates=") for name in names)
+    assert names[0] != names[1]
