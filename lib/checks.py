@@ -336,3 +336,164 @@ def check_same_successors(sequences) -> None:
             f"that of columns {columns:.2f} (below 0.1)."
         )
     print(f"same_successors: correct (cosine of rows {rows:.2f}, of columns {columns:.2f})")
+
+
+def check_bias_gradient(bias_gradient) -> None:
+    """Exercise in `gradient-map`: bias_gradient(residual [N, T, V]) -> [V]."""
+    logits = torch.arange(2 * 3 * 5, dtype=torch.float64).reshape(2, 3, 5).sin()
+    targets = torch.tensor([[0, 4, 1], [1, 1, 3]])
+    bias = torch.zeros(5, dtype=torch.float64, requires_grad=True)
+    log_probability = (logits + bias).log_softmax(dim=-1)
+    loss = -log_probability.gather(-1, targets[..., None]).mean()
+    (expected,) = torch.autograd.grad(loss, bias)
+    residual = torch.eye(5, dtype=torch.float64)[targets] - logits.softmax(dim=-1)
+    check_answer("bias_gradient", bias_gradient(residual), expected)
+
+
+def check_vanishing_sums(names) -> None:
+    """Exercise in `gradient-map`: which sums over the four gradients of one layer are always zero."""
+    wrong = set(names) ^ {"output rows", "query_key rows", "position"}
+    if wrong:
+        raise CheckFailed(f"vanishing_sums: {len(wrong)} of the seven names are on the wrong side.")
+    print("vanishing_sums: correct")
+
+
+def check_factor_gradients(factor_gradients) -> None:
+    """Exercise in `gradient-map`: factor_gradients(G [query, key], W_Q, W_K) -> two gradients.
+
+    The loss is <G, W_Q W_K^T>, whose gradient in the product is G; autograd gives those of the factors.
+    """
+    angle = torch.arange(1, 26, dtype=torch.float64).reshape(5, 5)
+    gradient, query, key = angle.cos(), angle[:, :2].sin(), (angle[:, :2] ** 2).sin()
+    factors = [query.clone().requires_grad_(), key.clone().requires_grad_()]
+    expected = torch.autograd.grad((gradient * (factors[0] @ factors[1].T)).sum(), factors)
+    for name, answer, right in zip(
+        ("W_Q", "W_K"), factor_gradients(gradient, query, key), expected, strict=True
+    ):
+        check_answer(f"factor_gradients, {name}", answer, right)
+
+
+def check_forgotten_average(names) -> None:
+    """Exercise in `gradient-map`: the gradients of three layers that J = A * U makes wrong."""
+    right = {"output", "layers.2.value"}
+    wrong = {f"layers.{n}.{kind}" for n in range(3) for kind in ("value", "query_key", "position")}
+    missed = set(names) ^ (wrong - right)
+    if missed:
+        raise CheckFailed(f"forgotten_average: {len(missed)} of the ten are on the wrong side.")
+    print("forgotten_average: correct")
+
+
+def check_ten_updates(numbers) -> None:
+    """Exercise in `counting-steps`: counts after ten updates, and query-key's over that of flow."""
+    output = value = query_key = 0
+    for _ in range(10):
+        output, value, query_key = output + 1, value + output, query_key + output * value
+    expected = [output, value, query_key, query_key * 8 / 10**4]
+    check_answer("ten_updates", numbers, expected, 1e-3)
+
+
+def check_generation_count(count) -> None:
+    """Exercise in `counting-steps`: count(s) -> sum over r < s of r times the query-key count."""
+    expected, total, query_key = [], 0, 0
+    for r in range(30):
+        expected.append(total)
+        total, query_key = total + r * query_key, query_key + r * (r * (r - 1) // 2)
+    check_answer("generation_count", [count(s) for s in range(30)], expected, 0.0)
+
+
+def check_frozen_output(counts) -> None:
+    """Exercise in `counting-steps`: counts(s) -> three counts if the output matrix moves only once."""
+    expected, value, query_key = [], 0, 0
+    for _ in range(11):
+        expected.append([1, value, query_key])
+        value, query_key = value + 1, query_key + value
+    check_answer("frozen_output", [list(counts(s)) for s in range(1, 12)], expected, 0.0)
+
+
+def check_one_after_the_other(counts) -> None:
+    """Exercise in `counting-steps`: counts(s) -> three counts if each kind sees those before it."""
+    expected, output, value, query_key = [], 0, 0, 0
+    for _ in range(11):
+        output += 1
+        value += output
+        query_key += output * value
+        expected.append([output, value, query_key])
+    check_answer("one_after_the_other", [list(counts(s)) for s in range(1, 12)], expected, 0.0)
+
+
+def check_independent_value(value) -> None:
+    """Exercise in `value-step`: value(unigram [V]) -> value term of independent words, [V, V]."""
+    unigram = torch.tensor([0.4, 0.25, 0.2, 0.1, 0.05], dtype=torch.float64)
+    joint = torch.outer(unigram, unigram)  # [current, next], and [next, history] all the same
+    bigram, context = joint - joint.mean(dim=1, keepdim=True), joint - joint.mean(dim=0)
+    check_answer("independent_value", value(unigram), context.T @ bigram.T)
+
+
+def check_value_from_start(value) -> None:
+    """Exercise in `value-step`: value(bigram, context, start, steps, learning_rate) -> [V, V]."""
+    bigram, context, start = torch.arange(1, 76, dtype=torch.float64).reshape(3, 5, 5).sin()
+    output, expected = start.clone(), torch.zeros_like(start)
+    for _ in range(4):
+        expected = expected + 0.2 * context.T @ output.T
+        output = output + 0.2 * bigram
+    check_answer("value_from_start", value(bigram, context, start, 4, 0.2), expected)
+
+
+def check_value_gain(gain) -> None:
+    """Exercise in `value-step`: gain(bigram, context, value, learning_rate) -> nats per token."""
+    angle = torch.arange(1, 76, dtype=torch.float64).reshape(3, 5, 5).sin()
+    bigram, context, value = angle[0], angle[1], angle[2]
+    bigram, context = bigram - bigram.mean(dim=1, keepdim=True), context - context.mean(dim=0)
+    expected = 0.3 * torch.einsum("cb,rc,br->", context, bigram, value)
+    check_answer("value_gain", float(gain(bigram, context, value, 0.3)), expected)
+
+
+def check_self_part(self_part) -> None:
+    """Exercise in `value-step`: self_part(inputs, targets, vocab_size) -> [history, hidden]."""
+    inputs = torch.tensor([[0, 3, 1, 1], [2, 0, 4, 0], [1, 1, 0, 3]])
+    targets = torch.tensor([[3, 1, 1, 2], [0, 4, 0, 2], [1, 0, 3, 4]])
+    context = torch.zeros(6, 6, dtype=torch.float64)  # [next, history]; word 5 occurs nowhere
+    joint = torch.zeros(6, 6, dtype=torch.float64)
+    for row, following in zip(inputs.tolist(), targets.tolist(), strict=True):
+        for t, (a, b) in enumerate(zip(row, following, strict=True), start=1):
+            context[b, a] += 1 / (12 * t)
+            joint[a, b] += 1 / 12
+    context = context - context.mean(dim=0)
+    check_answer("self_part", self_part(inputs, targets, 6), context.T @ joint.T)
+
+
+def check_lag_one(term) -> None:
+    """Exercise in `query-key-step`: term(T) -> position term [lag] if only the previous token helps."""
+    for length in (2, 9):
+        score = torch.zeros(length, length, dtype=torch.float64)
+        score[range(1, length), range(length - 1)] = 1.0
+        steps = torch.arange(1, length + 1, dtype=torch.float64)[:, None]
+        centred = ((score - score.sum(dim=1, keepdim=True) / steps) / steps).tril()
+        expected = [centred.diagonal(-lag).sum() / length for lag in range(length)]
+        check_answer(f"lag_one, T = {length}", term(length), torch.stack(expected))
+
+
+def check_unheard(names) -> None:
+    """Exercise in `query-key-step`: the changes of usefulness that leave the terms as they are."""
+    wrong = set(names) ^ {"constant", "next"}
+    if wrong:
+        raise CheckFailed(f"unheard: {len(wrong)} of the four names are on the wrong side.")
+    print("unheard: correct")
+
+
+def check_head_start(steps) -> None:
+    """Exercise in `query-key-step`: first step in which query-key moves, for four kinds of value."""
+    check_answer("head_start", steps, [2, 3, 3, 2], 0.0)
+
+
+def check_without_competition(term) -> None:
+    """Exercise in `query-key-step`: term(inputs, targets, useful) -> [query, key] without a softmax."""
+    inputs = torch.tensor([[0, 3, 1, 1], [2, 0, 4, 0], [1, 1, 0, 3]])
+    targets = torch.tensor([[3, 1, 1, 2], [0, 4, 0, 2], [1, 0, 3, 4]])
+    useful = torch.arange(1, 26, dtype=torch.float64).reshape(5, 5).sin()
+    expected = torch.zeros(5, 5, dtype=torch.float64)
+    for words, following in zip(inputs.tolist(), targets.tolist(), strict=True):
+        for t, (query, after) in enumerate(zip(words, following, strict=True), start=1):
+            for key in words[:t]:
+                expected[query, key] += useful[after, key] / t / 12
+    check_answer("without_competition", term(inputs, targets, useful), expected)

@@ -234,3 +234,137 @@ def test_exercises_of_corpus():
     for checker, answer, message in wrong:
         with pytest.raises(CheckFailed, match=message):
             checker(answer)
+
+
+def test_exercises_of_gradient_map():
+    sums = {"output rows", "query_key rows", "position"}
+    red = {f"layers.{n}.{kind}" for n in range(3) for kind in ("query_key", "position")}
+    red |= {"layers.0.value", "layers.1.value"}
+    checks.check_bias_gradient(lambda residual: -residual.mean(dim=(0, 1)))
+    checks.check_vanishing_sums(sums)
+    checks.check_factor_gradients(lambda g, q, k: (g @ k, g.T @ q))
+    checks.check_forgotten_average(red)
+
+    wrong = [
+        (checks.check_bias_gradient, lambda r: r.mean(dim=(0, 1)), "values"),
+        (checks.check_bias_gradient, lambda r: -r.sum(dim=(0, 1)), "values"),
+        (checks.check_bias_gradient, lambda r: -r.mean(dim=0), "shape"),
+        (checks.check_vanishing_sums, sums | {"query_key columns"}, "1 of the seven"),
+        (checks.check_vanishing_sums, ["position"], "2 of the seven"),
+        (checks.check_factor_gradients, lambda g, q, k: (g.T @ k, g @ q), "W_Q.*values"),
+        (checks.check_factor_gradients, lambda g, q, k: (g @ k, g @ q), "W_K.*values"),
+        (checks.check_factor_gradients, lambda g, q, k: (q.T @ g, k.T @ g), "shape"),
+        (checks.check_forgotten_average, red - {"layers.0.value"}, "1 of the ten"),
+        (checks.check_forgotten_average, red | {"output", "layers.2.value"}, "2 of the ten"),
+    ]
+    for checker, answer, message in wrong:
+        with pytest.raises(CheckFailed, match=message):
+            checker(answer)
+
+
+def _generation_count(s):
+    return 15 * math.comb(s, 6) + 20 * math.comb(s, 5) + 6 * math.comb(s, 4)
+
+
+def test_exercises_of_counting_steps():
+    checks.check_ten_updates((10, 45, 870, 0.696))
+    checks.check_generation_count(_generation_count)
+    checks.check_frozen_output(lambda s: (1, s - 1, math.comb(s - 1, 2)))
+    checks.check_one_after_the_other(
+        lambda s: (s, math.comb(s + 1, 2), s * (s + 1) * (s + 2) * (3 * s + 1) // 24)
+    )
+
+    wrong = [
+        (checks.check_ten_updates, (10, 45, 450, 0.36), "values"),
+        (checks.check_ten_updates, (10, 45, 870), "shape"),
+        (checks.check_generation_count, lambda s: 15 * math.comb(s, 6), "values"),
+        (checks.check_generation_count, lambda s: _generation_count(s + 1), "values"),
+        (checks.check_frozen_output, lambda s: (1, s, math.comb(s, 2)), "values"),
+        (checks.check_frozen_output, lambda s: (1, s - 1), "shape"),
+        (checks.check_one_after_the_other, lambda s: (s, math.comb(s, 2), 0), "values"),
+        (checks.check_one_after_the_other, lambda s: (s, math.comb(s + 1, 2)), "shape"),
+    ]
+    for checker, answer, message in wrong:
+        with pytest.raises(CheckFailed, match=message):
+            checker(answer)
+
+
+def _value_from_start(bigram, context, start, steps, rate):
+    table = steps * start + math.comb(steps, 2) * rate * bigram
+    return rate * context.T @ table.T
+
+
+def _self_part(inputs, targets, vocab_size, first=1):
+    length = inputs.shape[1]
+    embedded, labels = (torch.eye(vocab_size, dtype=torch.float64)[x] for x in (inputs, targets))
+    residual = labels - 1 / vocab_size
+    weights = 1 / torch.arange(first, first + length, dtype=torch.float64)[:, None]
+    context = (embedded.mT @ (weights * residual)).sum(dim=0)
+    return context @ (embedded.mT @ residual).sum(dim=0).T / inputs.numel() ** 2
+
+
+def test_exercises_of_value_step():
+    surplus = lambda p: (p**2).sum() - 1 / len(p)  # noqa: E731
+    checks.check_independent_value(lambda p: surplus(p) * torch.outer(p, p))
+    checks.check_value_from_start(_value_from_start)
+    checks.check_value_gain(lambda b, c, value, rate: rate * (c.T @ b.T * value).sum())
+    checks.check_self_part(_self_part)
+
+    wrong = [
+        (checks.check_independent_value, lambda p: (p**2).sum() * torch.outer(p, p), "values"),
+        (checks.check_independent_value, lambda p: torch.zeros(5, 5), "values"),
+        (checks.check_independent_value, surplus, "shape"),
+        (checks.check_value_from_start, lambda *a: _value_from_start(*a[:3], a[3] + 1, a[4]), "values"),
+        (checks.check_value_from_start, lambda b, c, m, s, rate: s * rate * c.T @ m.T, "values"),
+        (checks.check_value_from_start, lambda *a: _value_from_start(*a).T, "values"),
+        (checks.check_value_gain, lambda b, c, value, rate: rate * (c.T @ b * value).sum(), "values"),
+        (checks.check_value_gain, lambda b, c, value, rate: (c.T @ b.T * value).sum(), "values"),
+        (checks.check_self_part, lambda *a: _self_part(*a, first=2), "values"),
+        (checks.check_self_part, lambda *a: _self_part(*a).T, "values"),
+        (checks.check_self_part, lambda *a: _self_part(*a)[0], "shape"),
+    ]
+    for checker, answer, message in wrong:
+        with pytest.raises(CheckFailed, match=message):
+            checker(answer)
+
+
+def _lag_one(T, pay_from=0):
+    t = torch.arange(1, T + 1, dtype=torch.float64)
+    lags = [-(1 / t[max(lag, 1) + pay_from :] ** 2).sum() / T for lag in range(T)]
+    lags[1] += (1 / t[1:]).sum() / T
+    return torch.stack(lags)
+
+
+def _without_competition(inputs, targets, useful, centre=False):
+    embedded = torch.eye(len(useful), dtype=torch.float64)[inputs]
+    length = inputs.shape[1]
+    mean = torch.ones(length, length, dtype=torch.float64).tril()
+    mean = mean / mean.sum(dim=1, keepdim=True)
+    scores = useful[targets[:, :, None], inputs[:, None, :]]
+    scores = mean * (scores - centre * (mean * scores).sum(dim=-1, keepdim=True))
+    return (embedded.mT @ scores @ embedded).sum(dim=0) / inputs.numel()
+
+
+def test_exercises_of_query_key_step():
+    checks.check_lag_one(_lag_one)
+    checks.check_unheard(("next", "constant"))
+    checks.check_head_start([2, 3, 3, 2])
+    checks.check_without_competition(_without_competition)
+
+    shifted = lambda x, y, useful: _without_competition(x, x, useful)  # noqa: E731
+    wrong = [
+        (checks.check_lag_one, lambda T: _lag_one(T, pay_from=1), "values"),
+        (checks.check_lag_one, lambda T: _lag_one(T).flip(0), "values"),
+        (checks.check_lag_one, lambda T: _lag_one(T)[1:], "shape"),
+        (checks.check_unheard, ["constant"], "1 of the four"),
+        (checks.check_unheard, ["constant", "next", "history"], "1 of the four"),
+        (checks.check_head_start, [2, 2, 2, 2], "values"),
+        (checks.check_head_start, [2, 3, 3], "shape"),
+        (checks.check_without_competition, lambda *a: _without_competition(*a, centre=True), "values"),
+        (checks.check_without_competition, lambda *a: _without_competition(*a).T, "values"),
+        (checks.check_without_competition, shifted, "values"),
+        (checks.check_without_competition, lambda *a: _without_competition(*a)[0], "shape"),
+    ]
+    for checker, answer, message in wrong:
+        with pytest.raises(CheckFailed, match=message):
+            checker(answer)
