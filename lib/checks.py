@@ -497,3 +497,35 @@ def check_without_competition(term) -> None:
             for key in words[:t]:
                 expected[query, key] += useful[after, key] / t / 12
     check_answer("without_competition", term(inputs, targets, useful), expected)
+
+
+def check_shortfall(shortfall) -> None:
+    """Exercise in `how-long-it-holds`: shortfall(s) -> query-key count over s^4 / 8."""
+    counts = [sum(r * (r * (r - 1) // 2) for r in range(s)) / (s**4 / 8) for s in (3, 7, 50)]
+    check_answer("shortfall", [shortfall(s) for s in (3, 7, 50)], counts)
+
+
+def check_drowning_std(drowning_std) -> None:
+    """Exercise in `how-long-it-holds`: drowning_std(signal, vocab_size, cosine) -> deviation."""
+    cases = [(3.0, 5, 0.6), (1.0, 10, 0.8), (0.02, 300, 0.99)]
+    expected = [signal * math.tan(math.acos(cosine)) / size for signal, size, cosine in cases]
+    check_answer("drowning_std", [drowning_std(*case) for case in cases], expected)
+
+
+def check_sequences_needed(sequences_needed) -> None:
+    """Exercise in `how-long-it-holds`: sequences_needed(rho, cosine) -> number of sequences."""
+    cases = [(6.0, 0.5), (9.0, 0.999), (1.5, 0.9999)]
+    expected = [rho / math.tan(math.acos(cosine)) ** 2 for rho, cosine in cases]
+    inverse = [rho / sequences_needed(rho, cosine) for rho, cosine in cases]
+    expected = [rho / number for (rho, _), number in zip(cases, expected, strict=True)]
+    check_answer("sequences_needed, rho / n", [1 + x for x in inverse], [1 + x for x in expected])
+
+
+def check_cut_value(cut_value) -> None:
+    """Exercise in `how-long-it-holds`: cut_value(bigram, context, steps, learning_rate) -> [V, V]."""
+    bigram = torch.arange(1, 26, dtype=torch.float64).reshape(5, 5).sin()
+    context = (bigram * bigram).cos()
+    output, value = torch.zeros_like(bigram), torch.zeros_like(bigram)
+    for _ in range(6):
+        output, value = output + 0.3 * bigram, value + 0.3 * context.T @ output.T
+    check_answer("cut_value", cut_value(bigram, context, 6, 0.3), value)

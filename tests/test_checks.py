@@ -352,6 +352,7 @@ def test_exercises_of_query_key_step():
     checks.check_without_competition(_without_competition)
 
     shifted = lambda x, y, useful: _without_competition(x, x, useful)  # noqa: E731
+    centred = lambda *a: _without_competition(*a, centre=True)  # noqa: E731
     wrong = [
         (checks.check_lag_one, lambda T: _lag_one(T, pay_from=1), "values"),
         (checks.check_lag_one, lambda T: _lag_one(T).flip(0), "values"),
@@ -360,10 +361,36 @@ def test_exercises_of_query_key_step():
         (checks.check_unheard, ["constant", "next", "history"], "1 of the four"),
         (checks.check_head_start, [2, 2, 2, 2], "values"),
         (checks.check_head_start, [2, 3, 3], "shape"),
-        (checks.check_without_competition, lambda *a: _without_competition(*a, centre=True), "values"),
+        (checks.check_without_competition, centred, "values"),
         (checks.check_without_competition, lambda *a: _without_competition(*a).T, "values"),
         (checks.check_without_competition, shifted, "values"),
         (checks.check_without_competition, lambda *a: _without_competition(*a)[0], "shape"),
+    ]
+    for checker, answer, message in wrong:
+        with pytest.raises(CheckFailed, match=message):
+            checker(answer)
+
+
+def test_exercises_of_how_long_it_holds():
+    def drowning(signal, size, cosine, power=2):
+        return signal * (1 / cosine**power - 1) ** 0.5 / size
+
+    def cut(bigram, context, steps, rate, count=lambda s: s * (s - 1) / 2):
+        return count(steps) * rate**2 * context.T @ bigram.T
+
+    checks.check_shortfall(lambda s: 1 - 10 / (3 * s) + 3 / s**2 - 2 / (3 * s**3))
+    checks.check_drowning_std(drowning)
+    checks.check_sequences_needed(lambda rho, cosine: rho * cosine**2 / (1 - cosine**2))
+    checks.check_cut_value(cut)
+
+    wrong = [
+        (checks.check_shortfall, lambda s: 1 - 10 / (3 * s), "values"),
+        (checks.check_drowning_std, lambda *a: drowning(*a, power=1), "values"),
+        (checks.check_sequences_needed, lambda rho, cosine: rho / (2 * (1 - cosine)), "values"),
+        (checks.check_sequences_needed, lambda rho, c: rho * c / (1 - c), "values"),
+        (checks.check_cut_value, lambda *a: cut(*a, count=lambda s: s * s / 2), "values"),
+        (checks.check_cut_value, lambda *a: cut(*a).T, "values"),
+        (checks.check_cut_value, lambda *a: cut(*a)[0], "shape"),
     ]
     for checker, answer, message in wrong:
         with pytest.raises(CheckFailed, match=message):
