@@ -248,7 +248,9 @@ def check_blind_basis(matrix) -> None:
     """Exercise in `toy-model`: a 3 by 3 basis for which the inverse needs no transpose."""
     matrix = torch.as_tensor(matrix, dtype=torch.float64)
     if matrix.shape != (3, 3):
-        raise CheckFailed(f"blind_basis: the shape is {tuple(matrix.shape)} where (3, 3) is expected.")
+        raise CheckFailed(
+            f"blind_basis: the shape is {tuple(matrix.shape)} where (3, 3) is expected."
+        )
     if not (matrix != 0).all() or torch.linalg.matrix_rank(matrix) < 3:
         raise CheckFailed("blind_basis: the matrix must be invertible and have no zero entry.")
     inverse = torch.linalg.inv(matrix)
@@ -286,7 +288,9 @@ def check_blind_corpus(tokens) -> None:
     """Exercise in `notation`: a sequence over 0, 1, 2 whose bigram matrix is symmetric, not zero."""
     tokens = torch.as_tensor(tokens)
     if tokens.ndim != 1 or set(tokens.tolist()) != {0, 1, 2}:
-        raise CheckFailed("blind_corpus: one list is expected that holds 0, 1 and 2, and nothing else.")
+        raise CheckFailed(
+            "blind_corpus: one list is expected that holds 0, 1 and 2, and nothing else."
+        )
     one_hot = torch.eye(3, dtype=torch.float64)
     bigram = one_hot[tokens[:-1]].T @ (one_hot[tokens[1:]] - 1 / 3) / (len(tokens) - 1)
     if not bigram.abs().max() > 1e-12:
@@ -497,12 +501,6 @@ def check_without_competition(term) -> None:
             for key in words[:t]:
                 expected[query, key] += useful[after, key] / t / 12
     check_answer("without_competition", term(inputs, targets, useful), expected)
-
-
-def check_shortfall(shortfall) -> None:
-    """Exercise in `how-long-it-holds`: shortfall(s) -> query-key count over s^4 / 8."""
-    counts = [sum(r * (r * (r - 1) // 2) for r in range(s)) / (s**4 / 8) for s in (3, 7, 50)]
-    check_answer("shortfall", [shortfall(s) for s in (3, 7, 50)], counts)
 
 
 def check_drowning_std(drowning_std) -> None:
