@@ -6,6 +6,7 @@ and every result is appended to it as one JSON line: the equation gate in tests/
 """
 
 import html
+import itertools
 import json
 import math
 import os
@@ -527,3 +528,31 @@ def check_cut_value(cut_value) -> None:
     for _ in range(6):
         output, value = output + 0.3 * bigram, value + 0.3 * context.T @ output.T
     check_answer("cut_value", cut_value(bigram, context, 6, 0.3), value)
+
+
+def check_path_numbers(numbers) -> None:
+    """Exercise in `paths`: numbers(layers, heads) -> paths through exactly 0, 1, ... layers."""
+    for layers, heads in ((2, 1), (3, 2), (4, 3)):
+        expected = [0] * (layers + 1)
+        for choice in itertools.product(range(heads + 1), repeat=layers):  # 0: past the layer
+            expected[layers - choice.count(0)] += 1
+        name = f"path_numbers, {layers} layers of {heads}"
+        check_answer(name, numbers(layers, heads), expected, 0.0)
+
+
+def check_running_mean_twice(twice) -> None:
+    """Exercise in `paths`: twice(T) -> the running mean of running means [query, key]."""
+    for length in (3, 8):
+        mean = torch.ones(length, length, dtype=torch.float64).tril()
+        mean = mean / mean.sum(dim=1, keepdim=True)
+        check_answer(f"running_mean_twice, T = {length}", twice(length), mean @ mean)
+
+
+def check_silent_path(first, second) -> None:
+    """Exercise in `paths`: value matrices [3, 3] whose product is zero, but not in the other order."""
+    first, second = (torch.as_tensor(each, dtype=torch.float64) for each in (first, second))
+    if first.shape != (3, 3) or second.shape != (3, 3):
+        raise CheckFailed(f"silent_path: shape {tuple(first.shape)} and {tuple(second.shape)}.")
+    if (second @ first).abs().max() < 1e-3:
+        raise CheckFailed("silent_path: the broken program is silent too.")
+    check_answer("silent_path", first @ second, torch.zeros(3, 3))

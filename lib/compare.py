@@ -93,13 +93,21 @@ class Reference:
 
     @classmethod
     def from_tokens(
-        cls, inputs: Tensor, targets: Tensor, vocab_size: int, *, seed=0, device="auto"
+        cls,
+        inputs: Tensor,
+        targets: Tensor,
+        vocab_size: int,
+        *,
+        seed=0,
+        device="auto",
+        statistics_of=corpus_statistics,
     ) -> "Reference":
-        """Statistics and nulls of `inputs`, `targets` [N, T]; `seed` orders the shuffled corpus."""
-        statistics = corpus_statistics(inputs, targets, vocab_size, device=device)
-        shuffled = corpus_statistics(
-            *shuffle_tokens(inputs, targets, seed), vocab_size, device=device
-        )
+        """Statistics and nulls of `inputs`, `targets` [N, T]; `seed` orders the shuffled corpus.
+
+        `statistics_of` counts: lib.statistics.corpus_statistics, or what shares it among processes.
+        """
+        statistics = statistics_of(inputs, targets, vocab_size, device=device)
+        shuffled = statistics_of(*shuffle_tokens(inputs, targets, seed), vocab_size, device=device)
         deflations = {
             name: {k: Deflation(term, k) for k in DEFLATIONS if k < len(term)}
             for name, term in leading_terms(statistics).items()

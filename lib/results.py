@@ -48,6 +48,7 @@ USUAL_VALUES = {
     "device": "auto",
     "dtype": "float32",
     "theory_sequences": "all",
+    "deterministic": False,
 }
 LONGEST_NAME = 160  # characters of a run name; file systems allow 255 with what stands before it
 

@@ -2,7 +2,7 @@
 
 A run is a folder: `run.json` first, `metrics.jsonl` as it goes, `summary.json` at the end. A killed run
 resumes from its last checkpoint to the same numbers; a finished one is not run again. From the shell:
-`python -m lib.train --corpus storyworld --steps 40`.
+`python -m lib.train --corpus storyworld --steps 40`; on several GPUs or machines, `torchrun -m lib.train`.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import math
 import os
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
@@ -21,10 +22,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from tqdm import tqdm
 
+from lib import distributed
 from lib.compare import Reference
 from lib.corpus import load_corpus
 from lib.model import MICRO_BATCH_ELEMENTS, AttentionOnlyTransformer, loss_and_gradients
 from lib.results import (
+    USUAL_VALUES,
     append_jsonl,
     atomic_file,
     cache_dir,
@@ -39,6 +42,10 @@ from lib.results import (
 from lib.theory import PARAMETERS
 
 CHECKPOINT_SECONDS = 60  # a killed run loses at most this and one step
+CUBLAS_REPEATABLE = (
+    ":4096:8",
+    ":16:8",
+)  # the workspaces with which cuBLAS repeats to the same bits
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,9 @@ class TrainConfig:
 
     `batch_size` is a number of sequences or "full"; exactly one of `epochs` and `steps` is given;
     `theory_sequences` says which sequences the statistics come from: "all", or the first so many of
-    the first epoch's order ("first_batch": as published). Raises ValueError, one sentence.
+    the first epoch's order ("first_batch": as published). `deterministic` lets torch use only
+    operations whose repetition gives the same bits (on a CPU they all do, for one number of threads);
+    the statistics are then counted on the CPU. Raises ValueError, one sentence.
     """
 
     corpus: str = "storyworld"
@@ -67,6 +76,7 @@ class TrainConfig:
     device: str = "auto"
     dtype: str = "float32"
     theory_sequences: int | str = "all"
+    deterministic: bool = False
 
     def __post_init__(self):
         def refuse(name, expected):
@@ -108,6 +118,8 @@ class TrainConfig:
         for name, allowed in (choices | {"out_of_vocabulary": ("drop", "unk")}).items():
             if getattr(self, name) not in allowed:
                 refuse(name, "one of " + ", ".join(allowed))
+        if not isinstance(self.deterministic, bool):
+            refuse("deterministic", "True or False")
         if (self.epochs is None) == (self.steps is None):
             raise ValueError("Give exactly one of epochs and steps.")
 
@@ -121,7 +133,10 @@ class TrainConfig:
 
 @dataclass
 class RunResult:
-    """A finished run: `summary` and `metrics` as on disk, the `model` (None if its weights are gone)."""
+    """A finished run: `summary` and `metrics` as on disk, the `model` (None if its weights are gone).
+
+    With several processes all of them hold it; the files are rank 0's.
+    """
 
     summary: dict
     metrics: list[dict]
@@ -189,10 +204,10 @@ class _Checkpoint:
         except (SafetensorError, KeyError, ValueError, OSError) as error:
             raise ValueError(f"The checkpoint cannot be read ({error}); {advice}.") from error
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-        if (
-            header["identity"] != identity
-            or {n: tuple(w.shape) for n, w in weights.items()} != shapes
-        ):
+        found = header["identity"] | {
+            "parameters": USUAL_VALUES | header["identity"]["parameters"]  # a missing one is usual
+        }
+        if found != identity or {n: tuple(w.shape) for n, w in weights.items()} != shapes:
             raise ValueError(
                 f"The checkpoint belongs to other settings, corpus or shapes; {advice}."
             )
@@ -234,7 +249,7 @@ def _check_memory(config: TrainConfig, vocab_size: int, device: torch.device) ->
     if device.type == "cuda":
         available = torch.cuda.mem_get_info(device)[0]
     else:
-        available = _free_memory()
+        available = _free_memory() / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     needed = _memory_needed(config, vocab_size)
     if needed > available:
         raise MemoryError(
@@ -252,6 +267,50 @@ def _theory_tokens(config: TrainConfig, tokens: torch.Tensor, batch_size: int) -
     return tokens[epoch_order(len(tokens), config.seed, 0)[:count]]
 
 
+def _switch_tf32_off() -> None:
+    """TF32 keeps 10 bits of a float32: the query-key signal would be lost. Raises ValueError if it stays on."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    try:
+        matmul.allow_tf32 = cudnn.allow_tf32 = False
+        is_on = matmul.allow_tf32 or cudnn.allow_tf32
+    except RuntimeError:  # torch refuses to say, once its older and newer switches have been mixed
+        is_on = True
+    if is_on:
+        raise ValueError(
+            "TF32 cannot be switched off, since torch.backends' fp32_precision was set before; leave it unset."
+        )
+
+
+@contextmanager
+def _repeatable(config: TrainConfig, device: torch.device):
+    """Only operations that repeat to the same bits, if the settings ask for it; as before afterwards.
+
+    Raises ValueError where an operation, or CUDA without its workspace setting, cannot do that.
+    """
+    if not config.deterministic:
+        yield
+        return
+    if device.type == "cuda" and os.environ.get("CUBLAS_WORKSPACE_CONFIG") not in CUBLAS_REPEATABLE:
+        raise ValueError(
+            "deterministic on CUDA needs CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment before Python starts; "
+            "set it or leave deterministic False."
+        )
+    before = torch.are_deterministic_algorithms_enabled()
+    only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    except RuntimeError as error:
+        if "does not have a deterministic implementation" not in str(error):
+            raise
+        raise ValueError(
+            f"deterministic is not possible on this device, since {str(error).split(' does not')[0]} does not "
+            "repeat to the same bits; leave deterministic False or use device 'cpu'."
+        ) from error
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=only_warned)
+
+
 def train(config: TrainConfig, corpus, run_dir, *, resume=True, progress=True) -> RunResult:
     """Train from zero (or from a small Gaussian) on `corpus` and write the record into `run_dir`.
 
@@ -260,115 +319,175 @@ def train(config: TrainConfig, corpus, run_dir, *, resume=True, progress=True) -
     weights are compared with their leading terms. With `resume`, an earlier, killed run of the same
     settings goes on from its checkpoint, and a finished one is read back; without, it starts anew.
 
-    Raises ValueError (one sentence) for settings that do not fit the corpus or the folder's earlier
-    run, MemoryError if it will not fit, FloatingPointError if the loss stops being a number.
-    """
-    run_dir, device = Path(run_dir), config.torch_device()
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    tokens, vocab_size = corpus.tokens, corpus.vocab_size
-    if corpus.seq_len != config.seq_len or vocab_size > config.vocab_size:
-        raise ValueError(
-            f"The corpus has T={corpus.seq_len} and V={vocab_size}, "
-            f"the settings T={config.seq_len} and V={config.vocab_size}."
-        )
-    batch_size = len(tokens) if config.batch_size == "full" else config.batch_size
-    if batch_size > len(tokens):
-        raise ValueError(
-            f"batch_size is {batch_size} but the corpus has only {len(tokens)} sequences."
-        )
-    per_epoch = len(tokens) // batch_size
-    last = config.steps or config.epochs * per_epoch
-    identity = {"parameters": asdict(config), "fingerprint": corpus.fingerprint}
+    Processes that torchrun started share each batch and the statistics, and all make the same update;
+    rank 0 alone writes. The result is that of one process but for the rounding of sums.
 
-    _refuse_other_run(run_dir, identity)
-    theory = _theory_tokens(config, tokens, batch_size)
-    summary, metrics, checkpoint = (
-        run_dir / "summary.json",
-        run_dir / "metrics.jsonl",
-        _Checkpoint(run_dir),
-    )
-    finished = resume and summary.exists()
-    if not finished:
-        _check_memory(config, vocab_size, device)
-    model = AttentionOnlyTransformer(
-        vocab_size, config.seq_len, config.num_layers, init_std=config.init_std, seed=config.seed
-    ).to(device, getattr(torch, config.dtype))
-    if not resume:  # nothing can refuse any more
-        for path in (summary, metrics, checkpoint.path):
-            path.unlink(missing_ok=True)
-    # Weights without their lines would leave holes in the record: such a run starts anew.
-    done = (checkpoint.load(model, identity) or 0) if metrics.exists() else 0
+    Raises ValueError (one sentence) for settings that do not fit the corpus or the folder's earlier
+    run, MemoryError if it will not fit, FloatingPointError if the loss stops being a number; on other
+    ranks than the one it happened on, lib.distributed.OtherRankError.
+    """
+    device = config.torch_device()
+    with distributed.processes(device), _repeatable(config, device):
+        _switch_tf32_off()
+        try:
+            return _train(config, corpus, Path(run_dir), device, resume, progress)
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(
+                "The GPU's memory is full; lower micro_batch_size, vocab_size or num_layers."
+            ) from error
+
+
+def _train(config, corpus, run_dir: Path, device, resume: bool, progress: bool) -> RunResult:
+    world = distributed.world()
+    tokens, vocab_size = corpus.tokens, corpus.vocab_size
+    batch_size = len(tokens) if config.batch_size == "full" else config.batch_size
+    identity = {"parameters": asdict(config), "fingerprint": corpus.fingerprint}
+    summary, metrics = run_dir / "summary.json", run_dir / "metrics.jsonl"
+    checkpoint = _Checkpoint(run_dir)
+    finished, of_first = distributed.from_first((resume and summary.exists(), identity))
+
+    with distributed.together():
+        if of_first != identity:
+            raise ValueError("This process has other settings or another corpus than process 0.")
+        _check_fit(config, corpus, batch_size)
+        theory = _theory_tokens(config, tokens, batch_size)
+        if world.is_first:
+            _refuse_other_run(run_dir, identity)
+        if not finished:
+            _check_memory(config, vocab_size, device)
+        model = AttentionOnlyTransformer(
+            vocab_size,
+            config.seq_len,
+            config.num_layers,
+            init_std=config.init_std,
+            seed=config.seed,
+        ).to(device, getattr(torch, config.dtype))
+    kept = None
+    with distributed.together():
+        if world.is_first:
+            if not resume:  # no process can refuse any more
+                for path in (summary, metrics, checkpoint.path):
+                    path.unlink(missing_ok=True)
+            # Weights without their lines would leave holes in the record: such a run starts anew.
+            done = (checkpoint.load(model, identity) or 0) if metrics.exists() else 0
+            if finished:
+                kept = done, None, (read_json(summary), read_jsonl(metrics))
+            else:
+                kept = done, _cut_metrics(metrics, done), None
+    done, spent, result = distributed.from_first(kept)
+    if done:
+        distributed.copy_from_first([p.data for p in model.parameters()])
     if finished:
-        kept = model if done else None
-        return RunResult(read_json(summary), read_jsonl(metrics), kept, run_dir, config)
-    spent = _cut_metrics(metrics, done)
+        return RunResult(*result, model if done else None, run_dir, config)
+
     reference = Reference.from_tokens(
-        theory[:, :-1], theory[:, 1:], vocab_size, seed=config.seed, device=device.type
+        theory[:, :-1],
+        theory[:, 1:],
+        vocab_size,
+        seed=config.seed,
+        device="cpu" if config.deterministic else device.type,
+        statistics_of=distributed.corpus_statistics,
     )
     started, saved = time.monotonic() - spent, time.monotonic()
 
     def record(**measured):
         found = run_record(asdict(config), corpus, device=device, **measured)
-        write_json(run_dir / "run.json", found | {"deflation_shares": reference.shares()})
+        found |= {"processes": world.size, "deflation_shares": reference.shares()}
+        write_json(run_dir / "run.json", found)
 
-    record()
+    with distributed.together():
+        if world.is_first:
+            record()
 
-    tokens, order, loss = tokens.to(device), None, None
+    tokens, order = tokens.to(device), None
+    per_epoch = len(tokens) // batch_size
+    last = config.steps or config.epochs * per_epoch
     wanted = snapshot_steps(last)
     bar = tqdm(
         total=last,
         initial=done,
         desc=run_dir.name[:24],
         unit="step",
-        **({} if progress else {"disable": True}),
+        **({} if progress and world.is_first else {"disable": True}),
     )
+
+    def keep(step, loss, *, with_line: bool):
+        value = loss.item()
+        if not (math.isfinite(value) and all(p.isfinite().all() for p in model.parameters())):
+            raise FloatingPointError(
+                f"The loss is no longer a number after step {step}; lower learning_rate. What was "
+                f"written before stands in {run_dir}."
+            )
+        bar.set_postfix(loss=f"{value:.4f}")
+        if with_line:
+            line = {
+                "step": step,
+                "epoch": step / per_epoch,
+                "sum_learning_rate": step * config.learning_rate,
+                "loss": value,
+                "seconds": time.monotonic() - started,
+                "comparisons": reference.compare(model, step, config.learning_rate),
+            }
+            append_jsonl(metrics, line)
+        checkpoint.save(model, step, identity)
+
     for step in range(done + 1, last + 1):
         epoch, batch = divmod(step - 1, per_epoch)
         if order is None or batch == 0:
             order = epoch_order(len(tokens), config.seed, epoch).to(device)
-        chosen = tokens[order[batch * batch_size : (batch + 1) * batch_size]]
+        # Up to the update nothing is read on the host: a GPU never waits for the next step.
+        chosen = tokens[distributed.shard(order[batch * batch_size : (batch + 1) * batch_size])]
         loss, gradients = loss_and_gradients(
             model, chosen[:, :-1], chosen[:, 1:], micro_batch=config.micro_batch_size
         )
+        distributed.sum_over_ranks([loss, *gradients.values()], weight=len(chosen) / batch_size)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter -= config.learning_rate * gradients[name]
         bar.update()
         is_snapshot = step in wanted or batch == per_epoch - 1
-        if is_snapshot or time.monotonic() - saved > CHECKPOINT_SECONDS:
-            value = loss.item()
-            if not (math.isfinite(value) and all(p.isfinite().all() for p in model.parameters())):
-                raise FloatingPointError(
-                    f"The loss is no longer a number after step {step}; lower learning_rate. What was "
-                    f"written before stands in {run_dir}."
-                )
-            bar.set_postfix(loss=f"{value:.4f}")
-            if is_snapshot:
-                line = {
-                    "step": step,
-                    "epoch": step / per_epoch,
-                    "sum_learning_rate": step * config.learning_rate,
-                    "loss": value,
-                    "seconds": time.monotonic() - started,
-                    "comparisons": reference.compare(model, step, config.learning_rate),
-                }
-                append_jsonl(metrics, line)
-            checkpoint.save(model, step, identity)
+        if is_snapshot:
+            with distributed.together():
+                if world.is_first:
+                    keep(step, loss, with_line=True)
+            saved = time.monotonic()
+        elif world.is_first and time.monotonic() - saved > CHECKPOINT_SECONDS:
+            keep(step, loss, with_line=False)
             saved = time.monotonic()
     bar.close()
 
-    seconds = time.monotonic() - started
-    record(seconds=seconds, peak_memory=peak_memory_mib(device))
-    lines = read_jsonl(metrics)
-    write_json(summary, _summary(lines, config, batch_size, seconds))
-    return RunResult(read_json(summary), lines, model, run_dir, config)
+    result, seconds = None, time.monotonic() - started
+    with distributed.together():
+        if world.is_first:
+            record(seconds=seconds, peak_memory=peak_memory_mib(device))
+            lines = read_jsonl(metrics)
+            write_json(summary, _summary(lines, config, batch_size, seconds))
+            result = read_json(summary), lines
+    return RunResult(*distributed.from_first(result), model, run_dir, config)
+
+
+def _check_fit(config: TrainConfig, corpus, batch_size: int) -> None:
+    sequences, processes = len(corpus.tokens), distributed.world().size
+    if corpus.seq_len != config.seq_len or corpus.vocab_size > config.vocab_size:
+        raise ValueError(
+            f"The corpus has T={corpus.seq_len} and V={corpus.vocab_size}, "
+            f"the settings T={config.seq_len} and V={config.vocab_size}."
+        )
+    if batch_size > sequences:
+        raise ValueError(
+            f"batch_size is {batch_size} but the corpus has only {sequences} sequences."
+        )
+    if batch_size < processes:
+        raise ValueError(
+            f"batch_size is {batch_size} but {processes} processes share each batch; start fewer of them."
+        )
 
 
 def _refuse_other_run(run_dir: Path, identity: dict) -> None:
     if not (run_dir / "run.json").exists():
         return
     earlier = read_json(run_dir / "run.json")
-    found = earlier["parameters"] | {"fingerprint": earlier["corpus"]["fingerprint"]}
+    found = USUAL_VALUES | earlier["parameters"] | {"fingerprint": earlier["corpus"]["fingerprint"]}
     asked = identity["parameters"] | {"fingerprint": identity["fingerprint"]}
     different = sorted(name for name in asked if asked[name] != found.get(name))
     if different:
@@ -415,7 +534,8 @@ def main(arguments=None) -> int:
     """Command line: one option per setting, named as in TrainConfig; 2 and one sentence on bad input."""
     parser = argparse.ArgumentParser(prog="python -m lib.train", description=__doc__.split("\n")[0])
     for setting in fields(TrainConfig):
-        parser.add_argument("--" + setting.name.replace("_", "-"), dest=setting.name)
+        bare = {"nargs": "?", "const": "true"} if setting.type in ("bool", bool) else {}
+        parser.add_argument("--" + setting.name.replace("_", "-"), dest=setting.name, **bare)
     parser.add_argument("--results-root", help="folder of the run records (default: data/results)")
     given = {
         name: text for name, text in vars(parser.parse_args(arguments)).items() if text is not None
@@ -423,22 +543,41 @@ def main(arguments=None) -> int:
     root = given.pop("results_root", None)
     try:
         config = TrainConfig(**{name: _from_text(name, text) for name, text in given.items()})
-        result = train(config, corpus_of(config), results_root(root) / run_name(asdict(config)))
+        run_dir = results_root(root) / run_name(asdict(config))
+        with distributed.processes(config.torch_device()):
+            corpus = distributed.first_then_others(lambda: corpus_of(config))
+            result = train(config, corpus, run_dir)
+            if distributed.world().is_first:
+                _print_result(result)
+    except distributed.OtherRankError as error:
+        distributed.wait_for_the_end()
+        if not error.reported:
+            print(error, file=sys.stderr)
+        return 2
     except (ValueError, OSError, MemoryError, FloatingPointError) as error:
+        if not distributed.speaks():
+            distributed.wait_for_the_end()
+            return 2
         print(error, file=sys.stderr)
         return 2
+    return 0
+
+
+def _print_result(result: RunResult) -> None:
     print(result.run_dir)
     for row in result.summary["comparisons"]:
         print(
             f"{row['parameter']:<10} layer {row['layer']}  cosine {row['cosine']}  error {row['relative_error']}"
         )
-    return 0
 
 
 def _from_text(name: str, text: str):
     """A command-line value in the type that the setting has; texts stay texts."""
-    if TrainConfig.__dataclass_fields__[name].type in ("str", str):
+    kind = TrainConfig.__dataclass_fields__[name].type
+    if kind in ("str", str):
         return text
+    if kind in ("bool", bool):
+        return {"true": True, "false": False}.get(text.lower(), text)
     for kind in (int, float):
         try:
             return kind(text)

@@ -405,3 +405,34 @@ def test_exercises_of_how_long_it_holds():
     for checker, answer, message in wrong:
         with pytest.raises(CheckFailed, match=message):
             checker(answer)
+
+
+def test_exercises_of_paths():
+    def numbers(layers, heads, ways=math.comb):
+        return [ways(layers, m) * heads**m for m in range(layers + 1)]
+
+    def twice(length, first=lambda t, k: k):
+        positions = range(1, length + 1)
+        entry = lambda t, k: sum(1 / j for j in range(first(t, k), t + 1)) / t * (k <= t)  # noqa: E731
+        return [[entry(t, k) for k in positions] for t in positions]
+
+    first, second = torch.zeros(3, 3), torch.zeros(3, 3)
+    first[0, 1] = second[2, 0] = 1
+    checks.check_path_numbers(numbers)
+    checks.check_running_mean_twice(twice)
+    checks.check_silent_path(first, second)
+
+    wrong = [
+        (checks.check_path_numbers, (lambda *a: numbers(*a, ways=math.perm),), "values"),
+        (checks.check_path_numbers, (lambda layers, heads: numbers(layers, 1),), "values"),
+        (checks.check_path_numbers, (lambda *a: sum(numbers(*a)),), "shape"),
+        (checks.check_running_mean_twice, (lambda n: twice(n, lambda t, k: 1),), "values"),
+        (checks.check_running_mean_twice, (lambda n: torch.tensor(twice(n)).T,), "values"),
+        (checks.check_running_mean_twice, (lambda n: twice(n)[-1],), "shape"),
+        (checks.check_silent_path, (second, first), "silent too"),
+        (checks.check_silent_path, (first + second, second), "values"),
+        (checks.check_silent_path, (first[0], second), "shape"),
+    ]
+    for checker, answers, message in wrong:
+        with pytest.raises(CheckFailed, match=message):
+            checker(*answers)

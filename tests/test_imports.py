@@ -12,6 +12,7 @@ MAY_IMPORT = {
     "checks": set(),
     "compare": {"statistics", "theory", "model"},
     "corpus": {"storyworld"},
+    "distributed": {"statistics"},
     "gptneox": {"corpus", "statistics", "compare", "results"},
     "intervene": {"statistics", "theory", "model"},
     "model": set(),
@@ -25,7 +26,8 @@ MAY_IMPORT = {
     "statistics": set(),
     "storyworld": set(),
     "theory": {"statistics"},
-    "train": {"model", "paths", "theory", "compare", "results", "corpus"},  # corpus: command line
+    "train": {"model", "paths", "theory", "compare", "results", "distributed"}
+    | {"corpus"},  # command line
 }
 
 

@@ -44,6 +44,7 @@ SETTINGS = {
     "device": "auto",
     "dtype": "float32",
     "theory_sequences": "all",
+    "deterministic": False,
 }
 NAME = "storyworld-words-v600-t48-unk-l3-lr0.005-b256-steps40-seed0"
 

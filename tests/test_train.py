@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lib import train as module
 from lib.corpus import load_corpus
@@ -90,9 +91,11 @@ def test_the_last_incomplete_batch_is_dropped_and_epochs_reshuffle(corpus, tmp_p
     assert torch.equal(epoch_order(60, 3, 5).sort().values, torch.arange(60))
 
 
-def test_two_runs_are_bitwise_equal(corpus, tmp_path):
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_two_runs_are_bitwise_equal(corpus, tmp_path, deterministic):
     one, two = (
-        train(replace(SMALL, init_std=0.02), corpus, tmp_path / name) for name in ("one", "two")
+        train(replace(SMALL, init_std=0.02, deterministic=deterministic), corpus, tmp_path / name)
+        for name in ("one", "two")
     )
     assert_same_run(one, two)
     other = train(replace(SMALL, init_std=0.02, seed=1), corpus, tmp_path / "other")
@@ -203,6 +206,117 @@ def test_the_record(corpus, tmp_path):
     )  # before the third update attention has not moved: undefined, not zero
 
 
+def test_full_precision_and_determinism_hold_inside_a_run(corpus, tmp_path, monkeypatch):
+    seen, real = [], module.loss_and_gradients
+
+    def look(*arguments, **options):
+        flags = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+        seen.append((*flags, torch.are_deterministic_algorithms_enabled()))
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(module, "loss_and_gradients", look)
+    for deterministic in (False, True):
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+        config = replace(SMALL, steps=1, deterministic=deterministic)
+        train(config, corpus, tmp_path / str(deterministic))
+        record = json.loads((tmp_path / str(deterministic) / "run.json").read_text())
+        assert record["tf32"] is False and record["processes"] == 1
+        assert record["parameters"]["deterministic"] is deterministic
+    assert seen == [(False, False, False), (False, False, True)]
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_tf32_that_stays_on_is_refused(corpus, tmp_path, monkeypatch):
+    class Stubborn:
+        allow_tf32 = property(lambda self: True, lambda self, value: None)
+
+    monkeypatch.setattr(torch.backends.cuda, "matmul", Stubborn())
+    with pytest.raises(ValueError, match="TF32 cannot be switched off"):
+        train(SMALL, corpus, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_determinism_is_refused_where_it_is_not_possible(corpus, tmp_path, monkeypatch):
+    config = replace(SMALL, deterministic=True)
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    with pytest.raises(ValueError, match="CUBLAS_WORKSPACE_CONFIG=:4096:8") as caught:
+        with module._repeatable(config, torch.device("cuda")):
+            pass
+    assert "\n" not in str(caught.value)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    with module._repeatable(config, torch.device("cuda")):
+        assert torch.are_deterministic_algorithms_enabled()
+
+    def not_repeatable(*arguments, **options):
+        torch.zeros(2).put_(torch.tensor([0, 0]), torch.ones(2))
+
+    monkeypatch.setattr(module, "loss_and_gradients", not_repeatable)
+    with pytest.raises(ValueError, match="since put_ does not repeat to the same bits; leave"):
+        train(config, corpus, tmp_path / "run")
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+class HostReads(TorchDispatchMode):
+    """Counts operations that hand a value of a tensor to Python: on a GPU each is a wait."""
+
+    def __init__(self):
+        super().__init__()
+        self.count, self.is_on = 0, False
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        names = ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal")
+        self.count += self.is_on and function.name() in names
+        return function(*arguments, **(options or {}))
+
+
+def test_nothing_is_read_on_the_host_between_snapshots(corpus, tmp_path, monkeypatch):
+    """Steps 11 and 12 are no snapshots. The model's own part is tested without data, on `meta`."""
+    reads, steps, real = HostReads(), [], module.loss_and_gradients
+
+    def look(*arguments, **options):
+        reads.is_on = False
+        steps.append(len(steps) + 1)
+        found = real(*arguments, **options)
+        reads.is_on = steps[-1] in (11, 12)
+        return found
+
+    monkeypatch.setattr(module, "loss_and_gradients", look)
+    with reads:
+        train(replace(SMALL, steps=14, batch_size=4), corpus, tmp_path / "run")
+    assert reads.count == 0 and len(steps) == 14
+    with reads:
+        reads.is_on = True
+        torch.ones(1).item()
+    assert reads.count == 1  # the counter counts
+
+    model, tokens = AttentionOnlyTransformer(40, 12, 2), torch.zeros(5, 12, dtype=torch.int64)
+    loss, _ = real(model.to("meta"), tokens.to("meta"), tokens.to("meta"), micro_batch=2)
+    with pytest.raises(RuntimeError, match="meta"):
+        loss.item()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_on_cuda_a_step_waits_for_nothing_and_agrees_with_the_cpu(
+    corpus, tmp_path, monkeypatch, dtype
+):
+    config = replace(SMALL, steps=14, batch_size=4, dtype=dtype)
+    on_cpu = train(replace(config, device="cpu"), corpus, tmp_path / "cpu")
+    steps, real = [], module.loss_and_gradients
+
+    def look(*arguments, **options):
+        steps.append(len(steps) + 1)
+        torch.cuda.set_sync_debug_mode("error" if steps[-1] in (11, 12) else "default")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(module, "loss_and_gradients", look)
+    on_cuda = train(replace(config, device="cuda"), corpus, tmp_path / "cuda")
+    assert len(steps) == 14
+    for name, weight in weights(on_cpu).items():
+        error = (weights(on_cuda)[name].cpu() - weight).norm() / weight.norm()
+        assert error < (1e-5 if dtype == "float32" else 1e-12), name
+
+
 def test_theory_from_chosen_sequences(corpus, tmp_path):
     every = train(SMALL, corpus, tmp_path / "all").metrics[0]["comparisons"][0]
     batch = train(
@@ -238,6 +352,7 @@ def test_snapshots_are_spaced_evenly_in_the_logarithm():
         ({"epochs": 1}, "exactly one of epochs and steps"),
         ({"device": "tpu"}, "device must be one of auto, cpu, cuda"),
         ({"dtype": "float16"}, "dtype must be one of float32, float64"),
+        ({"deterministic": 1}, "deterministic must be True or False"),
         ({"out_of_vocabulary": "keep"}, "out_of_vocabulary must be one of drop, unk"),
     ],
 )
@@ -301,6 +416,28 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_good_weights(
     assert kept and all(math.isfinite(json.loads(line)["loss"]) for line in kept)
 
 
+def test_a_full_gpu_is_one_sentence(corpus, tmp_path, monkeypatch):
+    def full(*arguments, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate.")
+
+    monkeypatch.setattr(module, "loss_and_gradients", full)
+    with pytest.raises(MemoryError, match="The GPU's memory is full; lower micro_batch_size"):
+        train(SMALL, corpus, tmp_path / "run")
+
+
+def test_an_earlier_record_without_the_newer_settings_is_still_this_run(corpus, tmp_path):
+    first = train(SMALL, corpus, tmp_path / "run")
+    path = tmp_path / "run" / "run.json"
+    record = json.loads(path.read_text())
+    del record["parameters"]["deterministic"]
+    path.write_text(json.dumps(record))
+    earlier = {"parameters": record["parameters"], "fingerprint": corpus.fingerprint}
+    module._Checkpoint(tmp_path / "run").save(first.model, SMALL.steps, earlier)
+    assert_same_run(train(SMALL, corpus, tmp_path / "run"), first)
+    with pytest.raises(ValueError, match="another deterministic"):
+        train(replace(SMALL, deterministic=True), corpus, tmp_path / "run")
+
+
 def test_too_little_memory_is_said_beforehand(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_free_memory", lambda: 1000)
     with pytest.raises(MemoryError, match="GiB are free; lower micro_batch_size"):
@@ -310,7 +447,9 @@ def test_too_little_memory_is_said_beforehand(corpus, tmp_path, monkeypatch):
 def test_command_line_says_one_sentence(capsys, tmp_path):
     assert main(["--vocab-size", "1", "--steps", "1"]) == 2
     assert capsys.readouterr().err == "vocab_size must be a whole number of at least 2, got 1.\n"
-    assert main(["--corpus", str(tmp_path / "absent.txt"), "--steps", "1"]) == 2
+    assert main(["--steps", "1", "--deterministic", "maybe"]) == 2
+    assert capsys.readouterr().err == "deterministic must be True or False, got 'maybe'.\n"
+    assert main(["--deterministic", "--corpus", str(tmp_path / "absent.txt"), "--steps", "1"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
