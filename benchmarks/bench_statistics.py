@@ -1,17 +1,24 @@
 """Statistics by index against their one-hot definition, as a ratio in one run on one machine.
 
 The dense side runs on few sequences and is scaled linearly; the second dense size shows how linear it
-is. Options: --vocab-size, --seq-len, --sequences. Nothing is asserted about time.
+is. `--corpus` counts real text (its sequences repeated up to --sequences), else words drawn with the
+frequencies 1/rank. The budget's sizes: --vocab-size 3000 --seq-len 200 --sequences 2048, minutes long.
+Nothing is asserted about time.
 """
 
 import argparse
+import multiprocessing
+import os
 import time
+from concurrent.futures import ProcessPoolExecutor
 
+import numpy
 import torch
 
 from lib.checks import largest_error
+from lib.corpus import load_corpus
 from lib.results import environment, peak_memory_mib
-from lib.statistics import corpus_statistics
+from lib.statistics import corpus_statistics, statistics_memory
 
 
 def dense_statistics(inputs, targets, vocab_size):
@@ -30,11 +37,40 @@ def dense_statistics(inputs, targets, vocab_size):
     return bigram, context, query_key
 
 
-def seconds(function, *arguments):
-    """Wall time of one call, and its result."""
-    start = time.perf_counter()
+def timed(function, *arguments):
+    """Wall seconds of one call, processor seconds, and its result."""
+    wall, processor = time.perf_counter(), time.process_time()
     result = function(*arguments)
-    return time.perf_counter() - start, result
+    return time.perf_counter() - wall, time.process_time() - processor, result
+
+
+def draw_tokens(options):
+    """Tokens [N, T + 1]: the corpus repeated, or independent words with frequencies 1/rank."""
+    count, length, vocab_size = options.sequences, options.seq_len, options.vocab_size
+    if options.corpus:
+        tokens = load_corpus(
+            options.corpus, vocab_size=vocab_size, seq_len=length, out_of_vocabulary="unk"
+        ).tokens
+        return tokens.repeat(-(-count // len(tokens)), 1)[:count]
+    weights = 1.0 / torch.arange(1, vocab_size + 1)
+    generator = torch.Generator().manual_seed(0)
+    return torch.multinomial(
+        weights.expand(count, -1), length + 1, replacement=True, generator=generator
+    )
+
+
+def memory_growth(tokens, vocab_size):
+    """MiB by which a fresh process grows at its peak, once the inputs are there."""
+    inputs, targets = torch.from_numpy(tokens[:, :-1]), torch.from_numpy(tokens[:, 1:])
+    before = peak_memory_mib("cpu")
+    corpus_statistics(inputs, targets, vocab_size, device="cpu")
+    return peak_memory_mib("cpu") - before
+
+
+def matrix_speed():
+    """GFLOP/s of a float32 matrix product of size 2048, the best of three."""
+    square = torch.randn(2048, 2048)
+    return 2 * 2048**3 / min(timed(torch.matmul, square, square)[0] for _ in range(3)) / 1e9
 
 
 def main():
@@ -42,45 +78,49 @@ def main():
     parser.add_argument("--vocab-size", type=int, default=1000)
     parser.add_argument("--seq-len", type=int, default=100)
     parser.add_argument("--sequences", type=int, default=1024)
+    parser.add_argument("--dense", type=int, nargs=2, default=(32, 64), help="dense sizes")
+    parser.add_argument("--repeats", type=int, default=3, help="runs by index; the fastest counts")
+    parser.add_argument("--corpus", help="a source of lib.corpus.load_corpus, such as sample")
     options = parser.parse_args()
     vocab_size, length, count = options.vocab_size, options.seq_len, options.sequences
-
-    # Frequencies like those of words: a sequence repeats the common ones.
-    weights = 1.0 / torch.arange(1, vocab_size + 1)
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.multinomial(
-        weights.expand(count, -1), length + 1, replacement=True, generator=generator
-    )
+    tokens = draw_tokens(options)
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
 
-    square = torch.randn(2048, 2048)
-    square @ square
-    yardstick = 2 * 2048**3 / seconds(torch.matmul, square, square)[0] / 1e9
     machine = environment()
-    print(f"{machine['device_name']}, {machine['threads']} threads, torch {torch.__version__}")
-    print(f"matrix product, float32 2048: {yardstick:.0f} GFLOP/s")
-    print(f"V = {vocab_size}, T = {length}, N = {count}")
+    print(f"{machine['device_name']}, {machine['threads']} threads, load {os.getloadavg()[0]:.1f}")
+    print(f"torch {torch.__version__}, numpy {numpy.__version__}")
+    print(f"V = {vocab_size}, T = {length}, N = {count}, text: {options.corpus or 'drawn'}")
+    print(f"matrix product, float32 2048: {matrix_speed():.0f} GFLOP/s")
 
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+        growth = pool.submit(memory_growth, tokens.numpy(), vocab_size).result()
+    expected = statistics_memory(vocab_size, length) / 2**20
+    print(f"peak memory beyond the inputs: {growth:.0f} MiB; statistics_memory says {expected:.0f}")
+
+    def by_index():
+        return timed(lambda: corpus_statistics(inputs, targets, vocab_size, device="cpu"))[:2]
+
+    runs = [by_index()]
     dense_statistics(inputs[:4], targets[:4], vocab_size)
-    fixed, _ = seconds(dense_statistics, inputs[:4], targets[:4], vocab_size)
-    slopes = {}
-    for size in (32, 64):
-        taken, dense = seconds(dense_statistics, inputs[:size], targets[:size], vocab_size)
-        slopes[size] = (taken - fixed) / (size - 4)
-        print(f"dense, N = {size}: {taken:.2f} s, {1e3 * slopes[size]:.2f} ms a further sequence")
-    scaled = fixed + slopes[64] * (count - 4)
+    fixed = timed(dense_statistics, inputs[:4], targets[:4], vocab_size)[:2]
+    for size in options.dense:
+        *taken, dense = timed(dense_statistics, inputs[:size], targets[:size], vocab_size)
+        slope = [(a - b) / (size - 4) for a, b in zip(taken, fixed, strict=True)]
+        print(f"dense, N = {size}: {taken[0]:.2f} s, {1e3 * slope[0]:.2f} ms a further sequence")
+        runs.append(by_index())
+    scaled = [a + b * (count - 4) for a, b in zip(fixed, slope, strict=True)]
+    runs += [by_index() for _ in range(options.repeats - len(runs))]
 
-    indexed = corpus_statistics(inputs[:64], targets[:64], vocab_size, device="cpu")
-    found = (indexed.bigram, indexed.context, indexed.query_key_term)
-    names = ("bigram", "context", "query_key_term")
-    for name, a, b in zip(names, dense, found, strict=True):
-        print(f"{name}: dense float32 differs by {largest_error(a, b):.1e} of the largest entry")
-    before = peak_memory_mib("cpu")
-    taken, _ = seconds(corpus_statistics, inputs, targets, vocab_size)
-    print(
-        f"by index, N = {count}: {taken:.2f} s, peak memory grew by {peak_memory_mib('cpu') - before:.0f} MiB"
-    )
-    print(f"dense scaled to N = {count}: {scaled:.1f} s; ratio {scaled / taken:.0f}")
+    indexed = corpus_statistics(inputs[:size], targets[:size], vocab_size, device="cpu")
+    for name, a in zip(("bigram", "context", "query_key_term"), dense, strict=True):
+        error = largest_error(a, getattr(indexed, name))
+        print(f"{name}: dense float32 differs by {error:.1e} of the largest entry")
+    wall, processor = (min(r[i] for r in runs) for i in (0, 1))
+    print(f"matrix product again: {matrix_speed():.0f} GFLOP/s, load {os.getloadavg()[0]:.1f}")
+    print(f"by index: {wall:.2f} s, {processor:.2f} processor seconds, best of {len(runs)} runs")
+    print(f"dense scaled: {scaled[0]:.1f} s, {scaled[1]:.1f} processor seconds")
+    print(f"ratio {scaled[0] / wall:.0f}; in processor seconds {scaled[1] / processor:.0f}")
 
 
 if __name__ == "__main__":

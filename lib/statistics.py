@@ -3,12 +3,18 @@
 Nothing here builds a one-hot matrix of the corpus. A sequence has only U distinct tokens, so its pair
 counts form a U by U block that is added into the V by V table at the right rows and columns. Two
 passes: `PairCounts` (bigram, context) and then `QueryKeyCounts`, which needs the terms of the first.
-Sums are float64, memory is O(V^2) whatever the corpus. Source of the definitions: the paper, section
-4.2, as derived again in the chapters `output-step` and `notation`.
+Products with the bigram matrix cost its nonzero pairs times V, not V^3. Sums are float64; memory is
+`statistics_memory`, whatever the corpus. Source of the definitions: the paper, section 4.2, as derived
+again in the chapters `output-step` and `notation`.
 """
 
+import math
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -16,7 +22,46 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-CHUNK_ELEMENTS = 2**22  # largest [sequences, T, T or U] tensor of one chunk: 32 MiB in float64
+# Largest [sequences, T, T or U] tensor of a chunk: 4 MiB, so that it stays in cache.
+CHUNK_ELEMENTS = 2**19
+CUDA_CHUNKS = 32  # how many times larger chunks are on a GPU, which wants fewer and longer steps
+SPARSE_SHARE = 1 / 40  # of nonzero pairs: above it a dense product is the faster one
+
+
+def statistics_memory(vocab_size: int, seq_len: int, device="cpu") -> int:
+    """Bytes that `corpus_statistics` needs at its peak, beyond its inputs and the program itself.
+
+    Four float64 tables of V^2 (following, prefix, bigram, context; later bigram, context, usefulness,
+    query_key), of which the result keeps three, and about eight working tensors for each thread.
+    """
+    working = max(_chunk_elements(device), 2 * seq_len**2) * (torch.get_num_threads() + 1)
+    return 8 * (4 * vocab_size**2 + 8 * working)
+
+
+def _chunk_elements(device) -> int:
+    return CHUNK_ELEMENTS * (CUDA_CHUNKS if torch.device(device).type == "cuda" else 1)
+
+
+def available_memory(device="cpu") -> int | None:
+    """Bytes that can still be allocated on `device`; None where the system does not say."""
+    if torch.device(device).type == "cuda":
+        reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + reserved
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(n.split()[1]) * 1024 for n in lines if n.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return None
+
+
+def _require_memory(needed: int, vocab_size: int, device) -> None:
+    available = available_memory(device)
+    if available is not None and needed > available:
+        raise MemoryError(
+            f"Statistics of {vocab_size:,} tokens need {needed / 2**30:.1f} GiB and {device} has "
+            f"{available / 2**30:.1f} GiB free: take a vocab_size up to about "
+            f"{int(vocab_size * math.sqrt(available / needed)):,} or a machine with more memory."
+        )
 
 
 @dataclass(frozen=True)
@@ -53,44 +98,87 @@ class CorpusStatistics:
         return self.context.T @ self.bigram.T
 
 
+def usefulness(unigram: Tensor, bigram: Tensor, context: Tensor) -> Tensor:
+    """interchangeability @ context, [next, history]: what seeing history is worth when next comes.
+
+    `bigram` is joint frequencies, most of them zero, minus unigram / V: where few pairs occur, a product
+    costs those pairs times V.
+    """
+    level = unigram / len(unigram)
+    joint = bigram + level[:, None]  # exactly zero where a pair never occurs
+    if joint.count_nonzero() >= SPARSE_SHARE * joint.numel():
+        del joint  # a table less
+        return bigram.T @ (bigram @ context)
+    joint = joint.to_sparse()
+    heard = torch.outer(-level, context.sum(dim=0)).addmm_(joint, context)  # bigram @ context
+    return (-(level @ heard)).repeat(len(level), 1).addmm_(joint.t(), heard)
+
+
+def _in_threads(function, items, device) -> Iterator:
+    """function(item) in order, on a CPU by threads of one core each: steps this small gain little from
+    torch's own threads, and lose much to them on a busy machine."""
+    if torch.device(device).type == "cuda":
+        yield from map(function, items)
+        return
+    torch.empty(30 * 2**20, dtype=torch.uint8)  # freed at once: glibc then keeps smaller blocks
+    threads, items = torch.get_num_threads(), iter(items)
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(threads, "", torch.set_num_threads, (1,)) as pool:
+            running = deque(pool.submit(function, item) for item in islice(items, threads + 1))
+            while running:
+                yield running.popleft().result()
+                running.extend(pool.submit(function, item) for item in islice(items, 1))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _ranked(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Each sequence's 2T tokens in ascending order, where they stood, and their rank among the distinct."""
+    ordered, where = torch.cat([inputs, targets], dim=1).sort(dim=1)
+    is_new = torch.ones_like(ordered, dtype=torch.bool)
+    is_new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    return ordered, where, is_new.cumsum(dim=1) - 1
+
+
 class _Local:
-    """A chunk of sequences in its own small vocabularies of at most U tokens a sequence."""
+    """Sequences `inputs`, `targets` [n, T], each in its own vocabulary of at most `size` = U tokens."""
 
-    def __init__(self, inputs: Tensor, targets: Tensor):
-        both = torch.cat([inputs, targets], dim=1)
-        order, where = both.sort(dim=1)
-        is_new = torch.ones_like(order)
-        is_new[:, 1:] = order[:, 1:] != order[:, :-1]
-        rank = is_new.cumsum(dim=1) - 1
-        local = torch.empty_like(both).scatter_(1, where, rank)
-        self.size = int(rank.max()) + 1
-        self.inputs, self.targets = local.split(inputs.shape[1], dim=1)  # [n, T], values below U
-        self.tokens = both.new_zeros(len(both), self.size).scatter_(1, local, both)  # [n, U]
-        steps = torch.arange(1, inputs.shape[1] + 1, device=both.device, dtype=torch.float64)
-        self.one_hot = _one_hot(self.inputs, self.size)
-        self.prefix = self.one_hot.cumsum(dim=1) / steps[:, None]  # [n, T, U]: share of the prefix
+    def __init__(self, inputs: Tensor, targets: Tensor, size: int, vocab_size: int):
+        count, length = inputs.shape
+        ordered, where, rank = _ranked(inputs, targets)
+        tokens = ordered.new_zeros(count, size).scatter_(1, rank, ordered)
+        local = torch.empty_like(rank).scatter_(1, where, rank)
+        self.inputs = local[:, :length]  # [n, T], values below U
+        first_row = size * torch.arange(count, device=local.device)[:, None]
+        self.input_rows, self.target_rows = (
+            (part + first_row).flatten() for part in local.split(length, dim=1)
+        )  # [n T] rows of a [n U, ...] tensor
+        self.pairs = (inputs * vocab_size + targets).flatten()  # [n T], in a flattened V by V table
+        self.block = (tokens[:, :, None] * vocab_size + tokens[:, None, :]).flatten()  # [n U U]
+        self.steps = torch.arange(1, length + 1, device=local.device, dtype=torch.float64)[:, None]
+        one_hot = self.steps.new_zeros(count, length, size).scatter_(2, self.inputs[..., None], 1.0)
+        self.prefix = one_hot.cumsum_(dim=1).div_(self.steps)  # [n, T, U]: share of the prefix
 
-    def flat(self, vocab_size: int) -> Tensor:
-        """Where the entries of a [n, U, U] block stand in a flattened V by V table."""
-        return (self.tokens[:, :, None] * vocab_size + self.tokens[:, None, :]).flatten()
-
-
-def _one_hot(local: Tensor, size: int) -> Tensor:
-    return torch.zeros(*local.shape, size, dtype=torch.float64, device=local.device).scatter_(
-        2, local[..., None], 1.0
-    )
+    def sums(self, rows: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows (n, t) of `values` [n, T, U] summed by the token that `rows` names, and where they belong."""
+        size = values.shape[2]
+        sums = values.new_zeros(len(values) * size, size).index_add_(0, rows, values.flatten(0, 1))
+        return self.block, sums.flatten()
 
 
 class _Counts:
     """Shared by the two passes: named float64 sums, the number of tokens, merging and saving."""
 
     tables: tuple[str, ...]
+    square: int  # how many of them are V by V
 
     def __init__(self, vocab_size: int, seq_len: int, device="cpu"):
         if vocab_size < 1 or seq_len < 1:
             raise ValueError(
                 f"vocab_size and seq_len must be at least 1, got {vocab_size} and {seq_len}."
             )
+        _require_memory(8 * self.square * vocab_size**2, vocab_size, device)
         self.vocab_size, self.seq_len, self.device, self.positions = vocab_size, seq_len, device, 0
 
     def _zeros(self, *shape) -> Tensor:
@@ -108,19 +196,41 @@ class _Counts:
             )
         if len(inputs) == 0:
             return self
-        low, high = (
-            min(int(inputs.min()), int(targets.min())),
-            max(int(inputs.max()), int(targets.max())),
-        )
+        for sums in _in_threads(self._sums, self._chunks(inputs, targets), self.device):
+            for name, (where, values) in zip(self.tables, sums, strict=True):
+                getattr(self, name).view(-1).scatter_add_(0, where, values)
+        self.positions += inputs.numel()
+        return self
+
+    def _chunks(self, inputs: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
+        """Inputs and targets of sequences with like numbers of distinct tokens, and the largest of these.
+
+        Waits for the device once. Raises ValueError for tokens outside the vocabulary.
+        """
+        found, count = [], max(1, _chunk_elements(self.device) // self.seq_len)
+        for part in zip(inputs.split(count), targets.split(count), strict=True):
+            ordered, _, rank = _ranked(*(t.to(self.device, torch.int64) for t in part))
+            found.append(torch.stack([rank[:, -1] + 1, ordered[:, 0], ordered[:, -1]]))
+        distinct, low, high = torch.cat(found, dim=1)
+        distinct, order = distinct.sort(stable=True)
+        *sizes, low, high = torch.cat([distinct, low.min()[None], high.max()[None]]).tolist()
         if low < 0 or high >= self.vocab_size:
             raise ValueError(
                 f"Tokens must lie in 0..{self.vocab_size - 1}, got {low}..{high}: is vocab_size right?"
             )
-        chunk = max(1, CHUNK_ELEMENTS // (self.seq_len * 2 * self.seq_len))
-        for x, y in zip(inputs.split(chunk), targets.split(chunk), strict=True):
-            self._add(_Local(x.to(self.device), y.to(self.device)))
-        self.positions += inputs.numel()
-        return self
+        order, start = order.to(inputs.device), 0
+        while start < len(inputs):
+            widest = max(self.seq_len, sizes[start])
+            count = max(1, _chunk_elements(self.device) // (self.seq_len * widest))
+            chosen = order[start : start + count]
+            start += len(chosen)
+            yield inputs[chosen], targets[chosen], sizes[start - 1]
+
+    def _sums(self, chunk) -> list[tuple[Tensor, Tensor]]:
+        """For each table, where in it a chunk's sums belong, flattened, and the sums."""
+        *pair, size = chunk
+        pair = (t.to(self.device, torch.int64) for t in pair)
+        return self._local_sums(_Local(*pair, size, self.vocab_size))
 
     def merge(self, other):
         """Add the counts of another part of the corpus. Returns self; ValueError if the shapes differ."""
@@ -164,16 +274,16 @@ class PairCounts(_Counts):
     every earlier-or-current occurrence of history in the prefix of length t before next."""
 
     tables = ("following", "prefix")
+    square = 2
 
     def __init__(self, vocab_size: int, seq_len: int, device="cpu"):
         super().__init__(vocab_size, seq_len, device)
         self.following = self._zeros(vocab_size, vocab_size)
         self.prefix = self._zeros(vocab_size, vocab_size)
 
-    def _add(self, local: _Local) -> None:
-        where, target = local.flat(self.vocab_size), _one_hot(local.targets, local.size).mT
-        self.following.view(-1).index_add_(0, where, (target @ local.one_hot).mT.flatten())
-        self.prefix.view(-1).index_add_(0, where, (target @ local.prefix).flatten())
+    def _local_sums(self, local: _Local):
+        once = local.steps.new_ones(1).expand(len(local.pairs))
+        return [(local.pairs, once), local.sums(local.target_rows, local.prefix)]
 
     @property
     def unigram(self) -> Tensor:
@@ -183,12 +293,12 @@ class PairCounts(_Counts):
     @property
     def bigram(self) -> Tensor:
         """Joint bigram frequency minus unigram(current)/V, [current, next]: rows sum to 0."""
-        return self.following / self._tokens() - self.unigram[:, None] / self.vocab_size
+        return (self.following / self._tokens()).sub_((self.unigram / self.vocab_size)[:, None])
 
     @property
     def context(self) -> Tensor:
         """Prefix co-occurrence minus its mean over next, [next, history]: columns sum to 0."""
-        return (self.prefix - self.prefix.mean(dim=0)) / self._tokens()
+        return (self.prefix - self.prefix.mean(dim=0)).div_(self._tokens())
 
     def _tokens(self) -> int:
         if not self.positions:
@@ -197,35 +307,32 @@ class PairCounts(_Counts):
 
 
 class QueryKeyCounts(_Counts):
-    """Second pass. `usefulness` [next, history] says what seeing history is worth when next comes:
-    interchangeability @ context, from the first pass. Collects `query_key` [query, key], `position` [lag]."""
+    """Second pass. `usefulness` [next, history] says what seeing history is worth when next comes,
+    from the first pass by the function of that name. Collects `query_key` [query, key], `position` [lag]."""
 
     tables = ("query_key", "position")
+    square = 1
 
     def __init__(self, usefulness: Tensor, seq_len: int):
         super().__init__(len(usefulness), seq_len, usefulness.device)
-        self.usefulness = usefulness
+        self.usefulness = usefulness.contiguous()
         self.query_key = self._zeros(self.vocab_size, self.vocab_size)
         self.position = self._zeros(seq_len)
 
-    def _add(self, local: _Local) -> None:
-        scores = self.usefulness[local.tokens[:, :, None], local.tokens[:, None, :]]  # [n, U, U]
-        rows = scores.gather(1, local.targets[..., None].expand(-1, -1, local.size))  # [n, T, U]
-        centred = rows - (rows * local.prefix).sum(
-            dim=2, keepdim=True
-        )  # softmax: only differences count
-        block = local.one_hot.mT @ (local.prefix * centred)
-        self.query_key.view(-1).index_add_(0, local.flat(self.vocab_size), block.flatten())
+    def _local_sums(self, local: _Local):
+        count, length, size = local.prefix.shape
+        scores = self.usefulness.view(-1).index_select(0, local.block).view(-1, size)  # [n U, U]
+        rows = scores.index_select(0, local.target_rows).view(count, length, size)
+        mean = (rows * local.prefix).sum(dim=2, keepdim=True)  # [n, T, 1]
+        # The softmax's derivative at uniform attention: only differences from the mean count.
+        query_key = local.sums(local.input_rows, (rows - mean).mul_(local.prefix))
 
-        steps = torch.arange(1, self.seq_len + 1, device=self.device)
-        by_key = centred.gather(
-            2, local.inputs[:, None, :].expand(-1, self.seq_len, -1)
-        )  # [n, T, T]
-        summed = (
-            by_key.sum(dim=0) / steps[:, None]
-        )  # J summed over the chunk, above the diagonal too
-        lag = steps[:, None] - steps[None, :]
-        self.position.index_add_(0, lag[lag >= 0], summed[lag >= 0])
+        keys = local.inputs[:, None, :].expand(-1, size, -1)
+        by_key = scores.view(count, size, size).gather(2, keys).view(-1, length)  # [n U, T]
+        by_key = by_key.index_select(0, local.target_rows).view(count, length, length)
+        summed = (by_key.sum(dim=0) - mean.sum(dim=0)) / local.steps  # J summed over the chunk
+        lag = (local.steps - local.steps.T).long().clamp(min=0)
+        return [query_key, (lag.flatten(), summed.tril().flatten())]
 
 
 def corpus_statistics(
@@ -234,7 +341,8 @@ def corpus_statistics(
     """All statistics of sequences `inputs` with next tokens `targets`, both [N, T], in two passes.
 
     `device` is where it counts: "auto" takes CUDA if there is one. The result stays there.
-    Raises ValueError for an empty corpus, unlike shapes, or tokens outside the vocabulary.
+    Raises ValueError for an empty corpus, unlike shapes, or tokens outside the vocabulary, and
+    MemoryError, before anything is allocated, where `statistics_memory` is not there.
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -242,16 +350,13 @@ def corpus_statistics(
         raise ValueError(
             f"inputs must hold at least one sequence as [sequences, T], got {tuple(inputs.shape)}."
         )
-    pairs = PairCounts(vocab_size, inputs.shape[1], device).add(inputs, targets)
-    bigram, context = pairs.bigram, pairs.context
-    queries = QueryKeyCounts(bigram.T @ (bigram @ context), inputs.shape[1]).add(inputs, targets)
-    return CorpusStatistics(
-        pairs.unigram,
-        bigram,
-        context,
-        queries.query_key / pairs.positions,
-        queries.position / pairs.positions,
-    )
+    length = inputs.shape[1]
+    _require_memory(statistics_memory(vocab_size, length, device), vocab_size, device)
+    pairs = PairCounts(vocab_size, length, device).add(inputs, targets)
+    count, first = pairs.positions, (pairs.unigram, pairs.bigram, pairs.context)
+    del pairs  # its two tables
+    queries = QueryKeyCounts(usefulness(*first), length).add(inputs, targets)
+    return CorpusStatistics(*first, queries.query_key.div_(count), queries.position.div_(count))
 
 
 def unigram_statistics(unigram: Tensor, seq_len: int) -> CorpusStatistics:
@@ -266,7 +371,7 @@ def unigram_statistics(unigram: Tensor, seq_len: int) -> CorpusStatistics:
         raise ValueError("unigram must be a vector of frequencies that sum to 1.")
     surprise = p - 1 / len(p)
     bigram, context = torch.outer(p, surprise), torch.outer(surprise, p)
-    useful = p @ (bigram.T @ (bigram @ context))  # [history], the next token being independent too
+    useful = p @ bigram.T @ bigram @ context  # [history], the next token being independent too
     mean = p @ useful
     t = torch.arange(1, seq_len + 1, dtype=torch.float64, device=p.device)
     # The row mean over the prefix holds the key itself, the query itself, and t - 2 further draws.

@@ -1,13 +1,21 @@
 """lib.statistics against the one-hot definition, by hand, and under splitting, merging and saving."""
 
 import itertools
+import subprocess
+import sys
 
 import pytest
 import torch
 
 from lib import statistics
 from lib.checks import largest_error
-from lib.statistics import PairCounts, QueryKeyCounts, corpus_statistics, unigram_statistics
+from lib.statistics import (
+    PairCounts,
+    QueryKeyCounts,
+    corpus_statistics,
+    unigram_statistics,
+    usefulness,
+)
 from tests import dense
 
 V, T = 7, 5
@@ -133,6 +141,66 @@ def test_independent_tokens_by_enumeration():
     for name in NAMES[:3]:
         assert largest_error(getattr(null, name), expected[name]) < 1e-13
     assert expected["position_term"].abs().max() < 1e-18 and not null.position_term.any()
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])  # of nonzero pairs, above which products are dense
+def test_usefulness_is_its_definition(tokens, monkeypatch, share):
+    monkeypatch.setattr(statistics, "SPARSE_SHARE", share)
+    stats = corpus_statistics(*tokens, V)
+    expected = stats.bigram.T @ stats.bigram @ stats.context
+    assert largest_error(usefulness(stats.unigram, stats.bigram, stats.context), expected) < 1e-13
+    assert (
+        largest_error(stats.query_key_term, dense.statistics(*tokens, V)["query_key_term"]) < 1e-13
+    )
+
+
+def test_uneven_sequences_and_several_threads():
+    """From one distinct token to all of them, over more chunks than threads; the threads stay as set."""
+    generator = torch.Generator().manual_seed(1)
+    inputs, targets = torch.randint(40, (2, 60, 30), generator=generator) // torch.arange(
+        1, 61
+    ).view(-1, 1)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(statistics, "CHUNK_ELEMENTS", 4000)
+            actual, again = (corpus_statistics(inputs, targets, 41) for _ in range(2))
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(threads)
+    for name, expected in dense.statistics(inputs, targets, 41).items():
+        assert largest_error(getattr(actual, name), expected) < 1e-12
+        assert torch.equal(getattr(actual, name), getattr(again, name))
+
+
+def test_too_little_memory_is_refused(tokens, monkeypatch):
+    monkeypatch.setattr(statistics, "available_memory", lambda device: 2**34)
+    with pytest.raises(MemoryError, match=r"50,304 tokens need 75\.\d GiB.* 16\.0 GiB free: take"):
+        corpus_statistics(*tokens, 50_304, device="cpu")
+    with pytest.raises(MemoryError, match=r"vocab_size up to about"):
+        PairCounts(50_304, T)
+    monkeypatch.setattr(statistics, "available_memory", lambda device: None)
+    corpus_statistics(*tokens, V)
+
+
+@pytest.mark.slow
+def test_memory_is_as_stated():
+    """Resident memory of a fresh process against the estimate, where the tables dominate."""
+    code = """if True:
+        import resource, sys, torch
+        from lib.statistics import corpus_statistics, statistics_memory
+        def peak():
+            unit = 1 if sys.platform == "darwin" else 1024
+            return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        torch.set_num_threads(1)
+        inputs, targets = torch.randint(5000, (2, 64, 20))
+        corpus_statistics(inputs % 9, targets % 9, 10, device="cpu")
+        before = peak()
+        corpus_statistics(inputs, targets, 5000, device="cpu")
+        print((peak() - before) / statistics_memory(5000, 20))"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(run.stdout) == pytest.approx(1, rel=0.2)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
