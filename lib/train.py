@@ -39,6 +39,7 @@ from lib.results import (
     run_record,
     write_json,
 )
+from lib.statistics import available_memory
 from lib.theory import PARAMETERS
 
 CHECKPOINT_SECONDS = 60  # a killed run loses at most this and one step
@@ -237,21 +238,12 @@ def _memory_needed(config: TrainConfig, vocab_size: int) -> int:
     return weights + statistics + batch * per_sequence
 
 
-def _free_memory() -> int:
-    """Bytes that the operating system can still give: the page cache counts as free on Linux."""
-    if Path("/proc/meminfo").exists():
-        found = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        return int(found["MemAvailable"].split()[0]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-
-
 def _check_memory(config: TrainConfig, vocab_size: int, device: torch.device) -> None:
-    if device.type == "cuda":
-        available = torch.cuda.mem_get_info(device)[0]
-    else:
-        available = _free_memory() / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    available = available_memory(device)
+    if available is not None and device.type != "cuda":
+        available /= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     needed = _memory_needed(config, vocab_size)
-    if needed > available:
+    if available is not None and needed > available:
         raise MemoryError(
             f"This run needs about {needed / 2**30:.1f} GiB and {available / 2**30:.1f} GiB are free; "
             "lower micro_batch_size, vocab_size or num_layers."

@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "statistics": set(),
     "storyworld": set(),
     "theory": {"statistics"},
-    "train": {"model", "paths", "theory", "compare", "results", "distributed"}
+    "train": {"model", "paths", "statistics", "theory", "compare", "results", "distributed"}
     | {"corpus"},  # command line
 }
 

@@ -439,7 +439,7 @@ def test_an_earlier_record_without_the_newer_settings_is_still_this_run(corpus, 
 
 
 def test_too_little_memory_is_said_beforehand(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_free_memory", lambda: 1000)
+    monkeypatch.setattr(module, "available_memory", lambda device: 1000)
     with pytest.raises(MemoryError, match="GiB are free; lower micro_batch_size"):
         train(SMALL, corpus, tmp_path / "run")
 
@@ -464,7 +464,7 @@ def test_larger_corpus_vocabulary_must_match(tmp_path):
 def test_starting_anew_deletes_nothing_before_it_is_sure(corpus, tmp_path, monkeypatch):
     train(SMALL, corpus, tmp_path / "run")
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
-    monkeypatch.setattr(module, "_free_memory", lambda: 1000)
+    monkeypatch.setattr(module, "available_memory", lambda device: 1000)
     with pytest.raises(MemoryError):
         train(SMALL, corpus, tmp_path / "run", resume=False)
     assert before == {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
