@@ -227,6 +227,9 @@ def peak_memory_mib(device) -> float:
     """Largest memory so far in MiB: allocated on a GPU, else resident in this process."""
     if torch.device(device).type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
+    status = Path("/proc/self/status")
+    if status.exists():  # Linux: ru_maxrss would hold what a large parent had, too
+        return int(re.search(r"VmHWM:\s*(\d+) kB", status.read_text())[1]) / 2**10
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
