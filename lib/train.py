@@ -22,10 +22,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from tqdm import tqdm
 
-from lib import distributed
+from lib import cost, distributed, paths
 from lib.compare import Reference
 from lib.corpus import load_corpus
-from lib.model import MICRO_BATCH_ELEMENTS, AttentionOnlyTransformer, loss_and_gradients
+from lib.model import AttentionOnlyTransformer
+from lib.model import loss_and_gradients as dense
 from lib.results import (
     USUAL_VALUES,
     append_jsonl,
@@ -222,32 +223,36 @@ class _Checkpoint:
         return header["step"]
 
 
-def _memory_needed(config: TrainConfig, vocab_size: int) -> int:
-    """Bytes that a run needs beyond its corpus, an upper estimate."""
-    item = 4 if config.dtype == "float32" else 8
-    square = vocab_size**2
-    weights = 2 * item * square * (2 * config.num_layers + 1)
-    statistics = 8 * square * 14
-    # Per sequence and layer: hidden, messages and their gradients [T, V]; scores and attention [T, T].
-    per_sequence = (
-        item * config.seq_len * (12 * vocab_size + 6 * config.seq_len) * (config.num_layers + 1)
+METHODS = {"dense": dense, "paths": paths.loss_and_gradients}
+
+
+def loss_and_gradients(model, inputs, targets, *, micro_batch="auto", method="dense"):
+    """The loss and the gradients of a batch by one of METHODS, which agree but for rounding."""
+    return METHODS[method](model, inputs, targets, micro_batch=micro_batch)
+
+
+def _method(config: TrainConfig, corpus, batch_size: int, device: torch.device) -> str:
+    """The one of METHODS that a step of this run should take; MemoryError if neither fits."""
+    square, item = corpus.vocab_size**2, 4 if config.dtype == "float32" else 8
+    free, processes = available_memory(device), distributed.world().size
+    if free is not None:
+        if device.type != "cuda":
+            free /= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        # Beside the step there are the weights and the statistics: three corpora, and room to compare.
+        free = max(0, free - item * square * (2 * config.num_layers + 1) - 8 * square * 14)
+    ordered = corpus.inputs[:256].sort(dim=1).values
+    distinct = 1 + (ordered[:, 1:] != ordered[:, :-1]).sum(dim=1).double().mean().item()
+    return cost.choose(
+        corpus.vocab_size,
+        config.seq_len,
+        config.num_layers,
+        -(-batch_size // processes),
+        distinct,
+        device=device,
+        memory=free,
+        itemsize=item,
+        micro_batch=config.micro_batch_size,
     )
-    automatic = max(1, MICRO_BATCH_ELEMENTS // (config.seq_len * vocab_size))
-    micro = automatic if config.micro_batch_size == "auto" else config.micro_batch_size
-    batch = micro if config.batch_size == "full" else min(micro, config.batch_size)
-    return weights + statistics + batch * per_sequence
-
-
-def _check_memory(config: TrainConfig, vocab_size: int, device: torch.device) -> None:
-    available = available_memory(device)
-    if available is not None and device.type != "cuda":
-        available /= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    needed = _memory_needed(config, vocab_size)
-    if available is not None and needed > available:
-        raise MemoryError(
-            f"This run needs about {needed / 2**30:.1f} GiB and {available / 2**30:.1f} GiB are free; "
-            "lower micro_batch_size, vocab_size or num_layers."
-        )
 
 
 def _theory_tokens(config: TrainConfig, tokens: torch.Tensor, batch_size: int) -> torch.Tensor:
@@ -308,8 +313,10 @@ def train(config: TrainConfig, corpus, run_dir, *, resume=True, progress=True) -
 
     Gradient descent without momentum: each parameter loses learning_rate times its gradient. The last
     incomplete batch of an epoch is dropped. At about eight steps a decade and at each epoch's end all
-    weights are compared with their leading terms. With `resume`, an earlier, killed run of the same
-    settings goes on from its checkpoint, and a finished one is read back; without, it starts anew.
+    weights are compared with their leading terms. The gradients are those of lib.model or of lib.paths,
+    whichever lib.cost expects to be faster and to fit; the record says which. With `resume`, an earlier,
+    killed run of the same settings goes on from its checkpoint, and a finished one is read back;
+    without, it starts anew.
 
     Processes that torchrun started share each batch and the statistics, and all make the same update;
     rank 0 alone writes. The result is that of one process but for the rounding of sums.
@@ -345,8 +352,7 @@ def _train(config, corpus, run_dir: Path, device, resume: bool, progress: bool) 
         theory = _theory_tokens(config, tokens, batch_size)
         if world.is_first:
             _refuse_other_run(run_dir, identity)
-        if not finished:
-            _check_memory(config, vocab_size, device)
+        method = None if finished else _method(config, corpus, batch_size, device)
         model = AttentionOnlyTransformer(
             vocab_size,
             config.seq_len,
@@ -363,10 +369,12 @@ def _train(config, corpus, run_dir: Path, device, resume: bool, progress: bool) 
             # Weights without their lines would leave holes in the record: such a run starts anew.
             done = (checkpoint.load(model, identity) or 0) if metrics.exists() else 0
             if finished:
-                kept = done, None, (read_json(summary), read_jsonl(metrics))
+                kept = done, None, None, (read_json(summary), read_jsonl(metrics))
             else:
-                kept = done, _cut_metrics(metrics, done), None
-    done, spent, result = distributed.from_first(kept)
+                if done:  # a resumed run goes on as it began, to the same numbers
+                    method = read_json(run_dir / "run.json").get("method", "dense")
+                kept = done, _cut_metrics(metrics, done), method, None
+    done, spent, method, result = distributed.from_first(kept)
     if done:
         distributed.copy_from_first([p.data for p in model.parameters()])
     if finished:
@@ -384,7 +392,8 @@ def _train(config, corpus, run_dir: Path, device, resume: bool, progress: bool) 
 
     def record(**measured):
         found = run_record(asdict(config), corpus, device=device, **measured)
-        found |= {"processes": world.size, "deflation_shares": reference.shares()}
+        found |= {"method": method, "processes": world.size}
+        found |= {"deflation_shares": reference.shares()}
         write_json(run_dir / "run.json", found)
 
     with distributed.together():
@@ -430,7 +439,11 @@ def _train(config, corpus, run_dir: Path, device, resume: bool, progress: bool) 
         # Up to the update nothing is read on the host: a GPU never waits for the next step.
         chosen = tokens[distributed.shard(order[batch * batch_size : (batch + 1) * batch_size])]
         loss, gradients = loss_and_gradients(
-            model, chosen[:, :-1], chosen[:, 1:], micro_batch=config.micro_batch_size
+            model,
+            chosen[:, :-1],
+            chosen[:, 1:],
+            micro_batch=config.micro_batch_size,
+            method=method,
         )
         distributed.sum_over_ranks([loss, *gradients.values()], weight=len(chosen) / batch_size)
         with torch.no_grad():

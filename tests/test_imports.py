@@ -12,6 +12,7 @@ MAY_IMPORT = {
     "checks": set(),
     "compare": {"statistics", "theory", "model"},
     "corpus": {"storyworld"},
+    "cost": set(),
     "distributed": {"statistics"},
     "gptneox": {"corpus", "statistics", "compare", "results"},
     "intervene": {"statistics", "theory", "model"},
@@ -26,8 +27,8 @@ MAY_IMPORT = {
     "statistics": set(),
     "storyworld": set(),
     "theory": {"statistics"},
-    "train": {"model", "paths", "statistics", "theory", "compare", "results", "distributed"}
-    | {"corpus"},  # command line
+    "train": {"model", "paths", "cost", "statistics", "theory", "compare", "results"}
+    | {"distributed", "corpus"},  # command line
 }
 
 

@@ -317,6 +317,37 @@ def test_on_cuda_a_step_waits_for_nothing_and_agrees_with_the_cpu(
         assert error < (1e-5 if dtype == "float32" else 1e-12), name
 
 
+def test_both_methods_give_one_result_and_the_record_says_which(corpus, tmp_path, monkeypatch):
+    runs = {}
+    for method in module.METHODS:
+        monkeypatch.setattr(module.cost, "choose", lambda *sizes, method=method, **options: method)
+        config = replace(SMALL, dtype="float64")
+        runs[method] = train(config, corpus, tmp_path / method)
+        assert json.loads((tmp_path / method / "run.json").read_text())["method"] == method
+    for name, weight in weights(runs["dense"]).items():
+        error = (weights(runs["paths"])[name] - weight).norm() / weight.norm()
+        assert error < 1e-10, name
+
+
+def test_a_resumed_run_keeps_the_method_it_began_with(corpus, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(module.cost, "choose", lambda *sizes, **options: "paths")
+    real = module.loss_and_gradients
+
+    def fails_later(*arguments, method, **options):
+        seen.append(method)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        return real(*arguments, method=method, **options)
+
+    monkeypatch.setattr(module, "loss_and_gradients", fails_later)
+    with pytest.raises(KeyboardInterrupt):
+        train(SMALL, corpus, tmp_path / "run")
+    monkeypatch.setattr(module.cost, "choose", lambda *sizes, **options: "dense")
+    train(SMALL, corpus, tmp_path / "run")
+    assert set(seen) == {"paths"}
+
+
 def test_theory_from_chosen_sequences(corpus, tmp_path):
     every = train(SMALL, corpus, tmp_path / "all").metrics[0]["comparisons"][0]
     batch = train(
@@ -440,7 +471,7 @@ def test_an_earlier_record_without_the_newer_settings_is_still_this_run(corpus, 
 
 def test_too_little_memory_is_said_beforehand(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "available_memory", lambda device: 1000)
-    with pytest.raises(MemoryError, match="GiB are free; lower micro_batch_size"):
+    with pytest.raises(MemoryError, match="GiB are free; lower vocab_size"):
         train(SMALL, corpus, tmp_path / "run")
 
 

@@ -1,0 +1,57 @@
+"""What the benchmarks share: tokens like those of stories, times, and the machine's yardstick."""
+
+import time
+
+import torch
+
+from lib.results import environment
+
+
+def story_tokens(vocab_size, seq_len, sequences, *, device="cpu", seed=0):
+    """Inputs and targets [sequences, seq_len], drawn alone and with frequencies like those of words.
+
+    The exponent gives a sequence of 200 about 90 distinct tokens of 3000, as in TinyStories.
+    """
+    weights = torch.arange(1, vocab_size + 1) ** -1.18
+    generator = torch.Generator().manual_seed(seed)
+    count = sequences * (seq_len + 1)
+    tokens = torch.multinomial(weights, count, replacement=True, generator=generator)
+    tokens = tokens.view(sequences, seq_len + 1).to(device)
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def clock():
+    """Seconds: CPU time where torch has one thread, since other processes disturb it less; else wall time."""
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
+
+
+def seconds(function, *arguments, device="cpu", **options):
+    """Time of one call, and its result; a GPU is waited for."""
+    wait = torch.cuda.synchronize if torch.device(device).type == "cuda" else bool
+    wait()
+    start = clock()
+    result = function(*arguments, **options)
+    wait()
+    return clock() - start, result
+
+
+def best(function, *arguments, budget=0.5, **options):
+    """The shortest time of one call, among calls that take `budget` seconds together, at least one."""
+    times = []
+    while sum(times) < budget:
+        times.append(seconds(function, *arguments, **options)[0])
+    return min(times)
+
+
+def product_rate(device="cpu", size=2048):
+    """Multiply-adds per second of a float32 product of square matrices: the machine's yardstick."""
+    square = torch.randn(size, size, device=device)
+    return size**3 / best(torch.matmul, square, square, device=device)
+
+
+def machine():
+    """One line: processor, threads, version of torch, and the kind of time that is taken."""
+    found = environment()
+    kind = "CPU" if torch.get_num_threads() == 1 else "wall"
+    name = found["device_name"]
+    return f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}, {kind} time"
