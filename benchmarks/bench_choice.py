@@ -9,11 +9,10 @@ about 10 minutes on two quiet cores), --threads, --save.
 
 import argparse
 import copy
-import json
 from unittest import mock
 
 import torch
-from measure import best, machine, product_rate, seconds, story_tokens
+from measure import best, machine, product_rate, save, seconds, story_tokens
 
 from lib import cost, model, paths
 
@@ -72,7 +71,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--full", action="store_true", help="the whole grid")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--save", help="file for the times as JSON")
+    parser.add_argument("--save", help="name of the record in data/results")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     grid = FULL if options.full else QUICK
@@ -81,7 +80,7 @@ def main():
 
     measured(50, 2, (16,))  # libraries start up
     print("    V    T  L    N    U   dense s   paths s  dense/paths  by model  choice  regret")
-    found, regrets = {}, []
+    found, regrets, cells = {}, [], []
     for vocab_size in grid["vocab"]:
         for num_layers in grid["layers"]:
             for length, parts in measured(vocab_size, num_layers, grid["length"]).items():
@@ -93,6 +92,11 @@ def main():
                     choice = cost.choose(*size, distinct, device="cpu")
                     ratio = cost.dense_cost(*size) / cost.paths_cost(*size, distinct)
                     regrets.append(times[choice] / min(times.values()) - 1)
+                    cell = dict(
+                        zip(("vocab_size", "seq_len", "layers", "sequences"), size, strict=True)
+                    )
+                    cell |= {"distinct": distinct, "times": times, "parts": parts}
+                    cells.append(cell | {"choice": choice, "regret": regrets[-1]})
                     print(
                         f"{vocab_size:5} {length:4} {num_layers:2} {sequences:4} {distinct:4.0f} "
                         f"{times['dense']:9.3f} {times['paths']:9.3f} "
@@ -106,8 +110,7 @@ def main():
     whole_steps({cell: parts for cell, parts in found.items() if cell[0] == smallest})
     print(f"matrix product at the end: {product_rate() / 1e9:.0f} G multiply-adds/s")
     if options.save:
-        with open(options.save, "w", encoding="utf-8") as file:
-            json.dump([[*cell, *parts] for cell, parts in found.items()], file)
+        save(options.save, options, {"cells": cells, "within_a_fifth": near})
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 The dense model runs on few sequences and is scaled linearly; half as many show how linear it is. Times are
 of one process on one machine, with its product of two matrices as the yardstick. Nothing is asserted
-about time. Options: --vocab-size, --seq-len, --layers, --sequences, --dense-sequences, --threads.
+about time. Options: --vocab-size, --seq-len, --layers, --sequences, --dense-sequences, --threads,
+--full-equality, --save.
 """
 
 import argparse
@@ -10,7 +11,7 @@ import copy
 import math
 
 import torch
-from measure import best, machine, product_rate, seconds, story_tokens
+from measure import best, machine, product_rate, save, story_tokens
 
 from lib import cost, model, paths
 from lib.results import peak_memory_mib
@@ -28,31 +29,34 @@ def largest_difference(found, expected):
 
 
 def step(vocab_size, length, num_layers, counts, few):
-    """Print a table of one step's times: by paths for each of `counts`, dense for `few` sequences."""
+    """Print a table of one step's times: by paths for each of `counts`, dense for `few` sequences.
+
+    Returns what is in it, times in seconds and memory in MiB.
+    """
     transformer = model.AttentionOnlyTransformer(vocab_size, length, num_layers, init_std=0.02)
     inputs, targets = story_tokens(vocab_size, length, max(*counts, few))
     distinct = distinct_of(inputs)
     print(f"\nV = {vocab_size}, T = {length}, L = {num_layers}, distinct tokens {distinct:.0f}")
-    taken, memory = {}, 0
-    for count in counts:
-        taken[count], _ = seconds(
-            paths.loss_and_gradients, transformer, inputs[:count], targets[:count]
-        )
-        memory = peak_memory_mib("cpu")
+
+    def timed(method, count):
+        batch = inputs[:count], targets[:count]
+        return best(method, transformer, *batch, budget=0.01)
+
+    taken = {count: timed(paths.loss_and_gradients, count) for count in counts}
+    memory = peak_memory_mib("cpu")
     rate = product_rate()
-    dense = {
-        count: seconds(model.loss_and_gradients, transformer, inputs[:count], targets[:count])[0]
-        for count in (few // 2, few)
-    }
-    each = dense[few] / few
-    done = cost.dense_multiplications(vocab_size, length, num_layers, few)
+    half, whole = (timed(model.loss_and_gradients, count) for count in (few // 2, few))
+    rate = (rate + product_rate()) / 2
+    each = whole / few
+    of_dense = cost.dense_multiplications(vocab_size, length, num_layers, few) / whole / rate
     print(
-        f"dense: {1e3 * each:.1f} ms a sequence at N = {few}, {1e3 * dense[few // 2] / (few // 2):.1f} at "
-        f"{few // 2}; {done / dense[few] / rate:.0%} of the product's speed, {rate / 1e9:.0f} G multiply-adds/s"
+        f"dense: {1e3 * each:.1f} ms a sequence at N = {few}, {1e3 * half / (few // 2):.1f} at "
+        f"{few // 2}; {of_dense:.0%} of the product's speed, {rate / 1e9:.0f} G multiply-adds/s"
     )
     # A dense model that looks layer 1's one-hot products up would save 5 of its 6 L + 2 products T V^2.
     looked_up = 1 - 5 / (6 * num_layers + 2)
     print("    N   paths s  dense scaled s  ratio  ratio, layer 1 looked up  of product's speed")
+    rows = []
     for count in counts:
         size = vocab_size, length, num_layers, count
         ratio = each * count / taken[count]
@@ -61,33 +65,85 @@ def step(vocab_size, length, num_layers, counts, few):
             f"{count:5} {taken[count]:9.2f} {each * count:15.1f} {ratio:6.1f} {ratio * looked_up:25.1f} "
             f"{share:19.0%}"
         )
+        rows.append(
+            {
+                "sequences": count,
+                "paths_seconds": taken[count],
+                "dense_seconds": each * count,
+                "ratio": ratio,
+                "ratio_looked_up": ratio * looked_up,
+                "of_product_speed": share,
+            }
+        )
     print(f"peak memory of the process after the paths: {memory:.0f} MiB")
+    return {
+        "layers": num_layers,
+        "distinct": distinct,
+        "multiply_adds_per_second": rate,
+        "peak_mib": memory,
+        "dense_sequences": few,
+        "dense_seconds_each": each,
+        "dense_seconds_each_of_half": half / (few // 2),
+        "dense_of_product_speed": of_dense,
+        "rows": rows,
+    }
 
 
-def equality(vocab_size, length, num_layers, count):
-    """Print how far float32 gradients of both methods lie from the dense model's in float64."""
+def profile(vocab_size, length, num_layers, count):
+    """Print and return the shares of a step's time that torch's operations take, largest first."""
+    transformer = model.AttentionOnlyTransformer(vocab_size, length, num_layers, init_std=0.02)
+    batch = story_tokens(vocab_size, length, count)
+    paths.loss_and_gradients(transformer, *batch)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:
+        paths.loss_and_gradients(transformer, *batch)
+    times = {event.key: event.self_cpu_time_total for event in found.key_averages()}
+    total = sum(times.values())
+    largest = sorted(times, key=times.get, reverse=True)[:9]
+    shares = {name.removeprefix("aten::"): times[name] / total for name in largest}
+    print(f"\nWhere a step by paths spends its time: L = {num_layers}, N = {count}")
+    print(", ".join(f"{name} {share:.0%}" for name, share in shares.items()))
+    return {"layers": num_layers, "sequences": count, "shares": shares}
+
+
+def equality(vocab_size, length, num_layers, count, exact_by=model):
+    """Print and return how far float32 gradients lie from `exact_by`'s in float64.
+
+    Those of the dense model too, if it is the exact one; else the float64 path expansion, far cheaper at
+    large sizes, is held against float32 paths alone.
+    """
     single = model.AttentionOnlyTransformer(vocab_size, length, num_layers, init_std=0.02)
     batch = story_tokens(vocab_size, length, count)
-    exact = model.loss_and_gradients(copy.deepcopy(single).double(), *batch)
-    by_paths = largest_difference(paths.loss_and_gradients(single, *batch), exact)
-    dense = largest_difference(model.loss_and_gradients(single, *batch), exact)
-    print(
-        f"V = {vocab_size}, L = {num_layers}, N = {count}: from float64, paths {by_paths:.1e}, dense {dense:.1e}"
+    double = copy.deepcopy(single).double()
+    exact = exact_by.loss_and_gradients(double, *batch)
+    found = {"vocab_size": vocab_size, "layers": num_layers, "sequences": count}
+    found["exact_by"] = "dense" if exact_by is model else "paths"
+    found["paths"] = largest_difference(paths.loss_and_gradients(single, *batch), exact)
+    if exact_by is model:
+        found["dense"] = largest_difference(model.loss_and_gradients(single, *batch), exact)
+        found["paths_float64"] = largest_difference(paths.loss_and_gradients(double, *batch), exact)
+    errors = ", ".join(
+        f"{name} {value:.1e}" for name, value in found.items() if type(value) is float
     )
+    print(
+        f"V = {vocab_size}, L = {num_layers}, N = {count}: from {found['exact_by']} in float64, {errors}",
+        flush=True,
+    )
+    return found
 
 
 def scaling(vocab_size, length):
-    """Print exponents of time in N, V, T and the factor of one more layer, against the cost model's."""
+    """Print and return exponents of time in N, V, T and the factor of one more layer, beside predicted ones."""
     usual = {"vocab_size": vocab_size, "seq_len": length, "num_layers": 2, "batch_size": 128}
     varied = {
-        "batch_size": (64, 256),
-        "vocab_size": (vocab_size // 2, 2 * vocab_size),
-        "seq_len": (length // 2, 2 * length),
+        "batch_size": (32, 128, 512),
+        "vocab_size": (vocab_size // 2, vocab_size, 2 * vocab_size),
+        "seq_len": (length // 2, length, 2 * length),
         "num_layers": (1, 2, 3),
     }
     print(f"\nScaling around V = {vocab_size}, T = {length}, L = 2, N = 128")
     print("Exponents of the time; for num_layers the factor of a layer")
-    print("                        dense  predicted   paths  predicted")
+    print("                         dense  predicted     paths  predicted")
+    found = []
     for name, values in varied.items():
         points = []
         for value in values:
@@ -97,18 +153,22 @@ def scaling(vocab_size, length):
             )
             batch = story_tokens(vocab_size, length, count)
             points.append(
-                (
-                    best(model.loss_and_gradients, transformer, *batch, budget=0.2),
-                    cost.dense_cost(*size),
-                    best(paths.loss_and_gradients, transformer, *batch, budget=0.2),
-                    cost.paths_cost(*size, distinct_of(batch[0])),
-                )
+                {
+                    "dense": best(model.loss_and_gradients, transformer, *batch),
+                    "dense_predicted": cost.dense_cost(*size),
+                    "paths": best(paths.loss_and_gradients, transformer, *batch),
+                    "paths_predicted": cost.paths_cost(*size, distinct_of(batch[0])),
+                }
             )
-        for (a, b), first, last in zip(zip(values, values[1:]), points, points[1:]):  # noqa: B905
-            factors = [y / x for x, y in zip(first, last, strict=True)]
+        for i in range(len(values) - 1):
+            factors = {key: points[i + 1][key] / points[i][key] for key in points[i]}
             if name != "num_layers":
-                factors = [math.log(factor) / math.log(b / a) for factor in factors]
-            print(f"{name:10} {a:4} to {b:4} " + " ".join(f"{f:9.2f}" for f in factors))
+                steps = math.log(values[i + 1] / values[i])
+                factors = {key: math.log(factor) / steps for key, factor in factors.items()}
+            numbers = " ".join(f"{factor:9.2f}" for factor in factors.values())
+            print(f"{name:10} {values[i]:4} to {values[i + 1]:4} {numbers}", flush=True)
+            found.append({"varied": name, "from": values[i], "to": values[i + 1], **factors})
+    return found
 
 
 def main():
@@ -119,25 +179,31 @@ def main():
     parser.add_argument("--sequences", type=int, nargs="+", default=[64, 512])
     parser.add_argument("--dense-sequences", type=int, default=16)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--full-equality", action="store_true", help="at V and the largest N, too")
+    parser.add_argument("--save", help="name of the record in data/results")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print(machine())
     tiny = model.AttentionOnlyTransformer(20, 8, 2)
     for module in (model, paths):
         module.loss_and_gradients(tiny, *story_tokens(20, 8, 4))  # libraries start up
+    vocab_size, length, largest = options.vocab_size, options.seq_len, max(options.sequences)
+    found = {"steps": [], "equality": []}
     for num_layers in sorted(options.layers):  # before all else: memory's peak only grows
-        step(
-            options.vocab_size,
-            options.seq_len,
-            num_layers,
-            options.sequences,
-            options.dense_sequences,
-        )
+        size = vocab_size, length, num_layers
+        found["steps"].append(step(*size, options.sequences, options.dense_sequences))
+    found["profiles"] = [
+        profile(vocab_size, length, num_layers, min(64, largest)) for num_layers in options.layers
+    ]
+    found["scaling"] = scaling(vocab_size // 5, length // 3)
     print("\nLargest relative difference of a gradient")
     for num_layers in options.layers:
-        equality(options.vocab_size // 10, options.seq_len, num_layers, max(options.sequences))
-        equality(options.vocab_size, options.seq_len, num_layers, 4)
-    scaling(options.vocab_size // 5, options.seq_len // 3)
+        found["equality"].append(equality(vocab_size // 10, length, num_layers, largest))
+        found["equality"].append(equality(vocab_size, length, num_layers, 4))
+        if options.full_equality:
+            found["equality"].append(equality(vocab_size, length, num_layers, largest, paths))
+    if options.save:
+        save(options.save, options, found)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import numpy
 import torch
+from measure import save
 
 from lib.checks import largest_error
 from lib.corpus import load_corpus
@@ -81,6 +82,7 @@ def main():
     parser.add_argument("--dense", type=int, nargs=2, default=(32, 64), help="dense sizes")
     parser.add_argument("--repeats", type=int, default=3, help="runs by index; the fastest counts")
     parser.add_argument("--corpus", help="a source of lib.corpus.load_corpus, such as sample")
+    parser.add_argument("--save", help="name of the record in data/results")
     options = parser.parse_args()
     vocab_size, length, count = options.vocab_size, options.seq_len, options.sequences
     tokens = draw_tokens(options)
@@ -90,7 +92,8 @@ def main():
     print(f"{machine['device_name']}, {machine['threads']} threads, load {os.getloadavg()[0]:.1f}")
     print(f"torch {torch.__version__}, numpy {numpy.__version__}")
     print(f"V = {vocab_size}, T = {length}, N = {count}, text: {options.corpus or 'drawn'}")
-    print(f"matrix product, float32 2048: {matrix_speed():.0f} GFLOP/s")
+    speed = matrix_speed()
+    print(f"matrix product, float32 2048: {speed:.0f} GFLOP/s")
 
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn) as pool:
@@ -113,14 +116,27 @@ def main():
     runs += [by_index() for _ in range(options.repeats - len(runs))]
 
     indexed = corpus_statistics(inputs[:size], targets[:size], vocab_size, device="cpu")
+    errors = {}
     for name, a in zip(("bigram", "context", "query_key_term"), dense, strict=True):
-        error = largest_error(a, getattr(indexed, name))
+        errors[name] = error = largest_error(a, getattr(indexed, name))
         print(f"{name}: dense float32 differs by {error:.1e} of the largest entry")
     wall, processor = (min(r[i] for r in runs) for i in (0, 1))
     print(f"matrix product again: {matrix_speed():.0f} GFLOP/s, load {os.getloadavg()[0]:.1f}")
     print(f"by index: {wall:.2f} s, {processor:.2f} processor seconds, best of {len(runs)} runs")
     print(f"dense scaled: {scaled[0]:.1f} s, {scaled[1]:.1f} processor seconds")
     print(f"ratio {scaled[0] / wall:.0f}; in processor seconds {scaled[1] / processor:.0f}")
+    if options.save:
+        found = {
+            "seconds": wall,
+            "dense_seconds": scaled[0],
+            "ratio": scaled[0] / wall,
+            "ratio_processor": scaled[1] / processor,
+            "peak_mib_beyond_inputs": growth,
+            "expected_mib": expected,
+            "errors": errors,
+            "multiply_adds_per_second": speed * 1e9 / 2,
+        }
+        save(options.save, options, found)
 
 
 if __name__ == "__main__":

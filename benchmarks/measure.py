@@ -1,10 +1,10 @@
-"""What the benchmarks share: tokens like those of stories, times, and the machine's yardstick."""
+"""What the benchmarks share: tokens like those of stories, times, the machine's yardstick, records."""
 
 import time
 
 import torch
 
-from lib.results import environment
+from lib.results import environment, results_root, write_json
 
 
 def story_tokens(vocab_size, seq_len, sequences, *, device="cpu", seed=0):
@@ -55,3 +55,10 @@ def machine():
     kind = "CPU" if torch.get_num_threads() == 1 else "wall"
     name = found["device_name"]
     return f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}, {kind} time"
+
+
+def save(name, options, found):
+    """Write `<results root>/<name>/`: run.json (options, machine, versions) and summary.json (`found`)."""
+    given = {key: value for key, value in vars(options).items() if key != "save"}
+    write_json(results_root() / name / "run.json", {"parameters": given, **environment()})
+    write_json(results_root() / name / "summary.json", found)
