@@ -7,6 +7,8 @@ time in units of one multiplication of a large product, so the machine's speed d
 
 import math
 
+import torch
+
 # As in lib.paths: blocks of positions in the output stage, elements of an automatic micro-batch.
 BLOCKS, MICRO_BATCH = 3, {"cpu": 2**21, "cuda": 2**28}
 DENSE_MICRO_BATCH = 2**23  # as in lib.model
@@ -87,14 +89,16 @@ def paths_memory(
 ) -> int:
     """Bytes of the step by paths beyond the weights, gradients included; an upper estimate.
 
-    The products of weights, their packed tables and the sums of gradients are three of a size.
+    The products of weights, their packed tables and the sums of gradients are three of a size. On a CPU
+    each of torch's threads works on a micro-batch, and a finished one waits to be added.
     """
     v, t, paths = vocab_size, seq_len, 2**num_layers
     sequence = paths * min(t, v) * v + t * (v + paths * t)
     automatic = max(1, MICRO_BATCH[device] // sequence)
     sequences = min(batch_size, automatic if micro_batch == "auto" else micro_batch)
     tables = 3 * _table_entries(v, num_layers) + (2 * num_layers + 2) * v**2
-    return itemsize * (tables + 7 * sequences * sequence)
+    at_once = torch.get_num_threads() + 1 if device == "cpu" else 1
+    return itemsize * (tables + 7 * at_once * sequences * sequence)
 
 
 def choose(

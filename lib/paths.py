@@ -25,6 +25,8 @@ Sets S are counted in binary, layer 1 the lowest bit. Sizes: n sequences in a mi
 import torch
 from torch import Tensor
 
+from lib.threads import in_threads
+
 # Blocks of positions in the output stage: more save multiplications, fewer make larger products.
 BLOCKS = 3
 # What an automatic micro-batch works on: 8 MiB in float32 on a CPU, within its caches; off it, 1 GiB.
@@ -55,8 +57,17 @@ def loss_and_gradients(model, inputs: Tensor, targets: Tensor, *, micro_batch="a
         micro_batch = _automatic(inputs, model.vocab_size, 2 ** len(model.layers))
     local, tokens, seen = distinct_tokens(inputs)
     loss = torch.zeros((), dtype=torch.float64, device=inputs.device)
-    for chosen in seen[:, -1].argsort().split(micro_batch):  # alike numbers together: less padding
-        loss += tables.add(*(each[chosen] for each in (inputs, local, tokens, seen, targets)))
+
+    def work(chosen):
+        return tables.work(*(each[chosen] for each in (inputs, local, tokens, seen, targets)))
+
+    # Alike numbers together: less padding. What comes back is added in order: the same bits each time.
+    for part, additions in in_threads(
+        work, seen[:, -1].argsort().split(micro_batch), inputs.device
+    ):
+        loss += part
+        for table, where, gradient in additions:
+            table.add(where, gradient)
     names, parameters = zip(*model.named_parameters(), strict=True)
     gradients = tables.backward(parameters, scale=1 / targets.numel())
     return (loss / targets.numel()).to(model.output.dtype), dict(zip(names, gradients, strict=True))
@@ -103,8 +114,11 @@ class _Table:
         """The rows `where` (the indices before `dim`, flattened), each flattened too."""
         return self.values.flatten(0, self.dim - 1).flatten(1).index_select(0, where)
 
-    def add(self, where: Tensor, gradient: Tensor) -> None:
-        """Add the `gradient` of `rows(where)` to the sums."""
+    def add(self, where: Tensor | None, gradient: Tensor) -> None:
+        """Add the `gradient` of `rows(where)`, or of all values, to the sums."""
+        if where is None:
+            self.sums += gradient
+            return
         sums = self.sums.flatten(0, self.dim - 1).flatten(1)
         sums.index_add_(0, where, gradient.to(sums.dtype))
 
@@ -144,8 +158,8 @@ class _Tables:
             sums += table.sums.mul_(scale).to(parameters[0].dtype).unbind(table.dim)
         return torch.autograd.grad(products, parameters, sums)
 
-    def add(self, inputs, local, tokens, seen, targets) -> Tensor:
-        """Loss in nats, summed over a micro-batch, whose gradients go into the tables' sums.
+    def work(self, inputs, local, tokens, seen, targets):
+        """Loss in nats, summed over a micro-batch, and the (table, rows, gradient) that it adds.
 
         `inputs`, `targets` [n, T] and `local`, `tokens`, `seen` [n, T] from `distinct_tokens`.
         """
@@ -159,7 +173,7 @@ class _Tables:
         leaves = []
         for scores, biases in zip(self.scores, self.biases, strict=True):
             entries = scores.rows(pairs).requires_grad_()  # [n * U * U, P * P]
-            bias = biases.values[0].clone().requires_grad_()
+            bias = biases.values.clone().requires_grad_()
             leaves += [entries, bias]
             paths = reached.shape[3]
             between = entries.view(n, size, size, paths, paths).permute(0, 1, 4, 2, 3)
@@ -168,16 +182,17 @@ class _Tables:
             attention = (z @ between @ z.mT + bias).softmax(dim=-1)
             reached = torch.cat([reached, (attention @ z).view_as(reached)], dim=3)
         moved = reached[..., 1:].flatten(2)
-        loss, gradient = self._add_output(moved.detach(), inputs, local, tokens, targets, blocks)
+        loss, gradient, additions = self._output(
+            moved.detach(), inputs, local, tokens, targets, blocks
+        )
         gradients = torch.autograd.grad(moved, leaves, gradient)
-        for table, entries in zip(self.scores, gradients[::2], strict=True):
-            table.add(pairs, entries)
-        for table, bias in zip(self.biases, gradients[1::2], strict=True):
-            table.sums[0] += bias
-        return loss
+        for scores, biases in zip(self.scores, self.biases, strict=True):
+            entries, bias, *gradients = gradients
+            additions += [(scores, pairs, entries), (biases, None, bias)]
+        return loss, additions
 
-    def _add_output(self, z, inputs, local, tokens, targets, blocks):
-        """The output stage: loss, and gradient of `z` [n, T, U * P]; the tables' go into their sums."""
+    def _output(self, z, inputs, local, tokens, targets, blocks):
+        """The output stage: loss, gradient of `z` [n, T, U * P], and what `work` returns for its tables."""
         n, size = tokens.shape
         paths, vocab_size = self.moved.values.shape[1:]
         rows = self.moved.rows(tokens.flatten()).view(n, size * paths, vocab_size)
@@ -198,13 +213,16 @@ class _Tables:
             new = slice(first * paths, last * paths)
             gradient[:, start:, new] = error[:, start:] @ rows[:, new].mT
             torch.bmm(z[:, start:, new].mT, error[:, start:], out=to_rows[:, new])
-        self.moved.add(tokens.flatten(), to_rows.view(n * size, -1))
         # A sequence's errors are first summed by token, again because float32 drifts.
         by_token = error.new_zeros(n * size, vocab_size)
         place = local + size * torch.arange(n, device=local.device)[:, None]
         by_token.index_add_(0, place.flatten(), error.flatten(0, 1))
-        self.direct.add(tokens.flatten(), by_token)
-        return -chosen.sum(dtype=torch.float64), gradient
+        where = tokens.flatten()
+        additions = [
+            (self.moved, where, to_rows.view(n * size, -1)),
+            (self.direct, where, by_token),
+        ]
+        return -chosen.sum(dtype=torch.float64), gradient, additions
 
 
 def _automatic(inputs: Tensor, vocab_size: int, paths: int) -> int:

@@ -9,18 +9,17 @@ again in the chapters `output-step` and `notation`.
 """
 
 import math
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+
+from lib.threads import in_threads
 
 # Largest [sequences, T, T or U] tensor of a chunk: 4 MiB, so that it stays in cache.
 CHUNK_ELEMENTS = 2**19
@@ -114,25 +113,6 @@ def usefulness(unigram: Tensor, bigram: Tensor, context: Tensor) -> Tensor:
     return (-(level @ heard)).repeat(len(level), 1).addmm_(joint.t(), heard)
 
 
-def _in_threads(function, items, device) -> Iterator:
-    """function(item) in order, on a CPU by threads of one core each: steps this small gain little from
-    torch's own threads, and lose much to them on a busy machine."""
-    if torch.device(device).type == "cuda":
-        yield from map(function, items)
-        return
-    torch.empty(30 * 2**20, dtype=torch.uint8)  # freed at once: glibc then keeps smaller blocks
-    threads, items = torch.get_num_threads(), iter(items)
-    torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(threads, "", torch.set_num_threads, (1,)) as pool:
-            running = deque(pool.submit(function, item) for item in islice(items, threads + 1))
-            while running:
-                yield running.popleft().result()
-                running.extend(pool.submit(function, item) for item in islice(items, 1))
-    finally:
-        torch.set_num_threads(threads)
-
-
 def _ranked(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Each sequence's 2T tokens in ascending order, where they stood, and their rank among the distinct."""
     ordered, where = torch.cat([inputs, targets], dim=1).sort(dim=1)
@@ -196,7 +176,7 @@ class _Counts:
             )
         if len(inputs) == 0:
             return self
-        for sums in _in_threads(self._sums, self._chunks(inputs, targets), self.device):
+        for sums in in_threads(self._sums, self._chunks(inputs, targets), self.device):
             for name, (where, values) in zip(self.tables, sums, strict=True):
                 getattr(self, name).view(-1).scatter_add_(0, where, values)
         self.positions += inputs.numel()

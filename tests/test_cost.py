@@ -32,7 +32,9 @@ def batch(repeats):
 
 
 @pytest.mark.parametrize("num_layers", [1, 2, 3, 4])
-def test_counts_are_those_of_the_code(num_layers):
+def test_counts_are_those_of_the_code(num_layers, monkeypatch):
+    # The counter sees one thread alone.
+    monkeypatch.setattr(paths, "in_threads", lambda function, items, device: map(function, items))
     transformer = model.AttentionOnlyTransformer(V, T, num_layers, init_std=0.1)
     dense = counted(model.loss_and_gradients, transformer, *batch(1))
     assert dense == cost.dense_multiplications(V, T, num_layers, N)

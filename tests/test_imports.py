@@ -17,16 +17,17 @@ MAY_IMPORT = {
     "gptneox": {"corpus", "statistics", "compare", "results"},
     "intervene": {"statistics", "theory", "model"},
     "model": set(),
-    "paths": {"model"},
+    "paths": {"model", "threads"},
     "plots": set(),
     "probes": {"statistics", "theory", "model"},
     "results": set(),
     "dynamics": {"statistics"},
     "horizon": {"compare", "dynamics", "model", "statistics", "theory"},
     "series": {"statistics"},
-    "statistics": set(),
+    "statistics": {"threads"},
     "storyworld": set(),
     "theory": {"statistics"},
+    "threads": set(),
     "train": {"model", "paths", "cost", "statistics", "theory", "compare", "results"}
     | {"distributed", "corpus"},  # command line
 }

@@ -207,3 +207,24 @@ def test_tokens_outside_the_vocabulary_are_refused(tokens, token):
         batch[part][2, 3] = token
         with pytest.raises((IndexError, RuntimeError)):
             loss_and_gradients(model_of(2, 0.5), *batch)
+
+
+def test_threads_change_nothing_but_rounding_and_repeat_to_the_same_bits():
+    transformer = AttentionOnlyTransformer(40, 15, 3, init_std=0.3, seed=2)
+    generator = torch.Generator().manual_seed(3)
+    tokens = torch.randint(40, (30, 16), generator=generator)
+    batch = tokens[:, :-1], tokens[:, 1:]
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 3, 3):
+            torch.set_num_threads(threads)
+            found.append(loss_and_gradients(transformer, *batch, micro_batch=4))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    (loss, gradients), several, again = found
+    assert abs(loss - several[0]) < 1e-6 * loss
+    for name, expected in gradients.items():
+        assert (several[1][name] - expected).norm() < 1e-6 * expected.norm()
+        assert torch.equal(several[1][name], again[1][name])
