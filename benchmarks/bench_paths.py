@@ -89,22 +89,6 @@ def step(vocab_size, length, num_layers, counts, few):
     }
 
 
-def profile(vocab_size, length, num_layers, count):
-    """Print and return the shares of a step's time that torch's operations take, largest first."""
-    transformer = model.AttentionOnlyTransformer(vocab_size, length, num_layers, init_std=0.02)
-    batch = story_tokens(vocab_size, length, count)
-    paths.loss_and_gradients(transformer, *batch)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:
-        paths.loss_and_gradients(transformer, *batch)
-    times = {event.key: event.self_cpu_time_total for event in found.key_averages()}
-    total = sum(times.values())
-    largest = sorted(times, key=times.get, reverse=True)[:9]
-    shares = {name.removeprefix("aten::"): times[name] / total for name in largest}
-    print(f"\nWhere a step by paths spends its time: L = {num_layers}, N = {count}")
-    print(", ".join(f"{name} {share:.0%}" for name, share in shares.items()))
-    return {"layers": num_layers, "sequences": count, "shares": shares}
-
-
 def equality(vocab_size, length, num_layers, count, exact_by=model):
     """Print and return how far float32 gradients lie from `exact_by`'s in float64.
 
@@ -192,9 +176,6 @@ def main():
     for num_layers in sorted(options.layers):  # before all else: memory's peak only grows
         size = vocab_size, length, num_layers
         found["steps"].append(step(*size, options.sequences, options.dense_sequences))
-    found["profiles"] = [
-        profile(vocab_size, length, num_layers, min(64, largest)) for num_layers in options.layers
-    ]
     found["scaling"] = scaling(vocab_size // 5, length // 3)
     print("\nLargest relative difference of a gradient")
     for num_layers in options.layers:

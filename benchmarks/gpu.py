@@ -11,7 +11,7 @@ import json
 import sys
 
 import torch
-from measure import product_rate, seconds, story_tokens
+from measure import product_rate, save, seconds, story_tokens
 
 from lib import cost, model, paths
 from lib.results import environment, peak_memory_mib, plain
@@ -71,6 +71,7 @@ def main():
     parser.add_argument("--tiny", action="store_true", help="sizes of a second")
     parser.add_argument("--corpus-sequences", type=int, default=100_000, help="of an epoch")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--save", help="name of the record in data/results")
     options = parser.parse_args()
     device, size = options.device, TINY if options.tiny else ARTICLE
     if device == "cuda" and not torch.cuda.is_available():
@@ -118,6 +119,8 @@ def main():
     print(f"difference from the CPU in float64: {result['difference_from_cpu_float64']}")
     print(f"waits for the device: {result['waits_for_the_device'] or 'nothing'}")
     print(json.dumps(plain(result)))
+    if options.save:
+        save(options.save, options, result)
 
 
 if __name__ == "__main__":
