@@ -42,34 +42,41 @@ def step(vocab_size, length, num_layers, counts, few):
         batch = inputs[:count], targets[:count]
         return best(method, transformer, *batch, budget=0.01)
 
-    taken = {count: timed(paths.loss_and_gradients, count) for count in counts}
+    # Dense before and after each measurement by paths, since a machine's speed drifts within minutes.
+    dense, rates = [timed(model.loss_and_gradients, few)], [product_rate()]
+    taken, rows = {}, []
+    for count in counts:
+        taken[count] = timed(paths.loss_and_gradients, count)
+        dense.append(timed(model.loss_and_gradients, few))
+        rates.append(product_rate())
     memory = peak_memory_mib("cpu")
-    rate = product_rate()
-    half, whole = (timed(model.loss_and_gradients, count) for count in (few // 2, few))
-    rate = (rate + product_rate()) / 2
-    each = whole / few
-    of_dense = cost.dense_multiplications(vocab_size, length, num_layers, few) / whole / rate
+    half = timed(model.loss_and_gradients, few // 2)
+    rate = sum(rates) / len(rates)
+    each = sum(dense) / len(dense) / few
+    of_dense = cost.dense_multiplications(vocab_size, length, num_layers, few) / (each * few) / rate
     print(
-        f"dense: {1e3 * each:.1f} ms a sequence at N = {few}, {1e3 * half / (few // 2):.1f} at "
-        f"{few // 2}; {of_dense:.0%} of the product's speed, {rate / 1e9:.0f} G multiply-adds/s"
+        f"dense: {1e3 * min(dense) / few:.1f} to {1e3 * max(dense) / few:.1f} ms a sequence at N = {few}, "
+        f"{1e3 * half / (few // 2):.1f} at {few // 2}; {of_dense:.0%} of the product's speed, "
+        f"{rate / 1e9:.0f} G multiply-adds/s"
     )
     # A dense model that looks layer 1's one-hot products up would save 5 of its 6 L + 2 products T V^2.
     looked_up = 1 - 5 / (6 * num_layers + 2)
     print("    N   paths s  dense scaled s  ratio  ratio, layer 1 looked up  of product's speed")
-    rows = []
-    for count in counts:
+    for index, count in enumerate(counts):
         size = vocab_size, length, num_layers, count
-        ratio = each * count / taken[count]
-        share = sum(cost.paths_multiplications(*size, distinct).values()) / taken[count] / rate
+        scaled = sum(dense[index : index + 2]) / 2 / few * count
+        ratio = scaled / taken[count]
+        share = sum(cost.paths_multiplications(*size, distinct).values()) / taken[count]
+        share /= sum(rates[index : index + 2]) / 2
         print(
-            f"{count:5} {taken[count]:9.2f} {each * count:15.1f} {ratio:6.1f} {ratio * looked_up:25.1f} "
+            f"{count:5} {taken[count]:9.2f} {scaled:15.1f} {ratio:6.1f} {ratio * looked_up:25.1f} "
             f"{share:19.0%}"
         )
         rows.append(
             {
                 "sequences": count,
                 "paths_seconds": taken[count],
-                "dense_seconds": each * count,
+                "dense_seconds": scaled,
                 "ratio": ratio,
                 "ratio_looked_up": ratio * looked_up,
                 "of_product_speed": share,
@@ -83,6 +90,7 @@ def step(vocab_size, length, num_layers, counts, few):
         "peak_mib": memory,
         "dense_sequences": few,
         "dense_seconds_each": each,
+        "dense_seconds_each_range": [min(dense) / few, max(dense) / few],
         "dense_seconds_each_of_half": half / (few // 2),
         "dense_of_product_speed": of_dense,
         "rows": rows,
@@ -138,9 +146,9 @@ def scaling(vocab_size, length):
             batch = story_tokens(vocab_size, length, count)
             points.append(
                 {
-                    "dense": best(model.loss_and_gradients, transformer, *batch),
+                    "dense": best(model.loss_and_gradients, transformer, *batch, budget=1),
                     "dense_predicted": cost.dense_cost(*size),
-                    "paths": best(paths.loss_and_gradients, transformer, *batch),
+                    "paths": best(paths.loss_and_gradients, transformer, *batch, budget=1),
                     "paths_predicted": cost.paths_cost(*size, distinct_of(batch[0])),
                 }
             )
