@@ -1,4 +1,4 @@
-"""From text to a tensor of tokens: sources, words tokenizer, vocabulary, selection rules, cache.
+"""From text to a tensor of tokens: words tokenizer, vocabulary, selection rules, cache.
 
 The rules, in the order in which they are applied:
 
@@ -13,26 +13,29 @@ The rules, in the order in which they are applied:
     non-overlapping windows of seq_len + 1 and leaves out the rest.
 8.  `max_sequences` takes a random subset of that size (chosen by `seed`), in corpus order.
 
+With `tokenizer="bpe"` the tokens are pieces of words (lib.tokenizers): rule 3 trains on the texts
+that are not held out until there are `vocab_size` tokens, rule 4 only sorts them, those that occur
+nowhere included. Nothing is ever unknown, so rule 6 does nothing: both values of
+`out_of_vocabulary` give the same corpus, without `<unk>`.
+
 A text file without separators has no stories: it is cut into windows of seq_len + 1 tokens, and
 each window counts as one text in rules 6 to 8.
 
 "drop" with "first" is the selection of the paper (ICLR 2026, appendix on the TinyStories
-experiments): 3,000 words, texts of at least 201 tokens, cut to 201.
+experiments): 3,000 words, texts of at least 201 tokens, cut to 201; there, too, BPE keeps every
+text that is long enough.
 """
 
 import hashlib
 import json
 import math
 import os
-import re
 import tempfile
 import warnings
-from array import array
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
-from itertools import chain
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -40,29 +43,14 @@ import safetensors
 import torch
 from safetensors.numpy import save_file
 
-SEPARATOR = "<|endoftext|>"
-UNKNOWN = "<unk>"
-TOKEN = re.compile(r"[^\W\d_]+|\d+|\S")
-# A stretch of text that ends before blank space, so that a text of any length is split in parts.
-BLOCK = re.compile(r".{1,65536}\S*", re.DOTALL)
-# UTF-8 bytes read as Windows-1252, as in the TinyStories files: a quotation mark becomes three
-# characters that begin with these two.
-MIS_ENCODED = re.compile("[\u00e2\u00c2\u00e3\u00c3][\u20ac\u0080-\u00bf]")
+from lib.sources import REPOSITORY, check_source, grows, identify, read_texts
+from lib.sources import sample_path as sample_path  # belongs to this module's calls, too
+from lib.tokenizers import BYTES, BytePairs, Texts, in_byte_pairs, number, tokenize_words
 
-HUB = {
-    # name: (repository on the hub, split, revision: the commit of 12 August 2024)
-    "tinystories": ("roneneldan/TinyStories", "train", "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64"),
-}
-SAMPLE_SHA256 = "508023961c5195ab235e7377ad73e14a35f1a8d565df99228ea663773fc3e623"
-SAMPLE_NAME = "TinyStories sample (5,511 stories)"
-AVAILABLE = (
-    "available are 'storyworld', 'sample', 'tinystories', or the path of a .txt, .jsonl or "
-    ".parquet file"
-)
+UNKNOWN = "<unk>"
 DEFAULT_VOCAB_SIZE = 1000
-STORYWORLD_STORIES = 4000
+FIRST_TEXTS = 4000  # of the embedded corpus or of a streamed set; more where they are needed
 FORMAT_VERSION = 1
-REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,10 +58,12 @@ class Corpus:
     """Token sequences of one length with their vocabulary.
 
     `tokens` int64 [sequences, seq_len + 1] and `held_out` int64 [held-out sequences, seq_len + 1]
-    hold ids in 0 … vocab_size - 1; `vocabulary[id]` is the word. Held-out sequences come from
-    other texts than `tokens` and never count in the vocabulary. `fingerprint` (64 hexadecimal
-    digits) depends on vocabulary, tokens and held-out tokens, and on nothing else. `counts` holds
-    the numbers behind `report()`, `settings` the arguments of `load_corpus` that decide them.
+    hold ids in 0 … vocab_size - 1; `vocabulary[id]` is the word, or the token of BPE as lib.tokenizers
+    shows it. Held-out sequences come from other texts than `tokens` and never count in the
+    vocabulary. `fingerprint` (64 hexadecimal digits) depends on vocabulary, tokens, held-out tokens
+    and the `merges` of BPE (None for words), and on nothing else. `counts` holds the numbers behind
+    `report()`, `settings` the arguments of `load_corpus` that decide them (`out_of_vocabulary` is
+    None for BPE, where it decides nothing).
     """
 
     tokens: torch.Tensor = field(repr=False)
@@ -84,6 +74,7 @@ class Corpus:
     fingerprint: str
     settings: dict = field(repr=False)
     counts: dict = field(repr=False)
+    merges: list[str] | None = field(default=None, repr=False)
 
     @property
     def inputs(self) -> torch.Tensor:
@@ -104,13 +95,18 @@ class Corpus:
         """word -> id."""
         return {word: i for i, word in enumerate(self.vocabulary)}
 
+    @cached_property
+    def split(self) -> Callable[[str], list[str]]:
+        """The tokenizer of this corpus, a function of a text: `tokenize_words`, or its own BPE."""
+        return tokenize_words if self.merges is None else BytePairs(self.merges).split
+
     def encode(self, words: str | Iterable[str]) -> list[int]:
-        """Ids of `words` (a text is split by `tokenize_words` first).
+        """Ids of `words` (a text is split first, by `split`).
 
         A word outside the vocabulary gives the id of `<unk>`, or a ValueError where there is none.
         """
         if isinstance(words, str):
-            words = tokenize_words(words)
+            words = self.split(words)
         ids = [self.index.get(word, self.index.get(UNKNOWN)) for word in words]
         if None in ids:
             raise ValueError(
@@ -130,21 +126,6 @@ class Corpus:
         return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)
 
 
-def tokenize_words(text: str) -> list[str]:
-    """Lower case, then runs of letters, runs of digits, else each other non-space character."""
-    return TOKEN.findall(text.lower())
-
-
-def sample_path() -> Path | None:
-    """The TinyStories sample: LEADING_TERMS_SAMPLE, else data/cache/tinystories-sample.txt.
-
-    None if that file does not exist. data/README.md says how to make it.
-    """
-    default = REPOSITORY / "data" / "cache" / "tinystories-sample.txt"
-    path = Path(os.environ.get("LEADING_TERMS_SAMPLE") or default)
-    return path if path.is_file() else None
-
-
 def load_corpus(
     source: str | Path = "storyworld",
     *,
@@ -162,10 +143,14 @@ def load_corpus(
 
     source: "storyworld" (the embedded corpus, 4,000 stories expanded from `seed`, more where
         `max_sequences` needs them), "sample" (the TinyStories sample, where `sample_path` finds
-        it), "tinystories" (from the Hugging Face hub), or a path to a .txt file (texts between
-        `<|endoftext|>`), a .jsonl or a .parquet file (texts in "text").
-    vocab_size: number of words V, `<unk>` included. For "storyworld" the default of 1,000 means
-        at most 1,000: the grammar may offer fewer words, `Corpus.vocab_size` says how many.
+        it), "tinystories" (from the Hugging Face hub), "openwebtext" or "fineweb" (from the hub,
+        too, but so large that only the first texts are fetched, 4,000 or as many as the required
+        `max_sequences` needs), or a path to a .txt file (texts between `<|endoftext|>`), a .jsonl
+        or a .parquet file (texts in "text").
+    tokenizer: "words" or "bpe" (byte-level, trained on this source; case is kept).
+    vocab_size: number of tokens V, `<unk>` included. For "storyworld" the default of 1,000 means
+        at most 1,000: the grammar may offer fewer words, `Corpus.vocab_size` says how many. For
+        "bpe" at least 256, one for each byte.
     seq_len: number of predictions T of a sequence, which has seq_len + 1 tokens.
     holdout: fraction of the texts, at least 0 and below 1, whose sequences go to `held_out`;
         `max_sequences` does not apply to them.
@@ -189,8 +174,10 @@ def load_corpus(
         "seed": seed,
     }
     _check_settings(settings)
-    source = _check_source(source, settings)
-    identity, source_name = _identify(source, settings)
+    source = check_source(source, settings)
+    identity, source_name = identify(source, settings["revision"])
+    if grows(source):
+        identity.append(str(FIRST_TEXTS))
     key = hashlib.sha256(
         json.dumps([FORMAT_VERSION, identity, settings], sort_keys=True).encode()
     ).hexdigest()
@@ -202,7 +189,7 @@ def load_corpus(
     return corpus
 
 
-# --- settings and source ------------------------------------------------------------------------
+# --- settings ------------------------------------------------------------------------
 
 
 def _check_settings(settings: dict) -> None:
@@ -211,12 +198,12 @@ def _check_settings(settings: dict) -> None:
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ValueError(f"{name}={value!r}: must be an integer of at least {least}")
 
-    def choice(name, *allowed, later=""):
+    def choice(name, *allowed):
         if settings[name] not in allowed:
             names = " or ".join(repr(value) for value in allowed)
-            raise ValueError(f"{name}={settings[name]!r}: must be {names}{later}")
+            raise ValueError(f"{name}={settings[name]!r}: must be {names}")
 
-    choice("tokenizer", "words", later=" (the only tokenizer available so far)")
+    choice("tokenizer", "words", "bpe")
     choice("out_of_vocabulary", "drop", "unk")
     choice("pack", "first", "windows")
     integer("vocab_size", 2)
@@ -228,200 +215,16 @@ def _check_settings(settings: dict) -> None:
     if not isinstance(holdout, int | float) or isinstance(holdout, bool) or not 0 <= holdout < 1:
         raise ValueError(f"holdout={holdout!r}: must be a number of at least 0 and below 1")
     settings["holdout"] = float(holdout)
-
-
-def _check_source(source: str | Path, settings: dict) -> str | Path:
-    """The name of a source, or the path of a file that exists, is not empty and can be read."""
-    revision = settings["revision"]
-    if not isinstance(source, str | Path) or not str(source):
-        raise ValueError(f"source={source!r}: {AVAILABLE}")
-    if source in HUB:
-        if revision is not None and (not isinstance(revision, str) or not revision):
-            raise ValueError(f"revision={revision!r}: must be a commit of the data set, or None")
-        settings["revision"] = revision or HUB[source][2]
-        return source
-    if revision is not None:
-        raise ValueError(f"revision={revision!r}: only sources from the hub have a revision")
-    if source == "storyworld":
-        return source
-    if source == "sample":
-        if (source := sample_path()) is None:
-            raise FileNotFoundError(
-                "the TinyStories sample is not on this machine: set LEADING_TERMS_SAMPLE to the "
-                "file, or make data/cache/tinystories-sample.txt as data/README.md says"
-            )
-    path = Path(source)
-    if not path.exists():
-        if isinstance(source, str) and not path.suffix and path.name == source:
-            raise ValueError(f"source={source!r} is not available; {AVAILABLE}")
-        raise FileNotFoundError(f"{path} does not exist; {AVAILABLE}")
-    if path.suffix.lower() not in READ or not path.is_file():
-        raise ValueError(f"{path} cannot be read as a corpus; {AVAILABLE}")
-    if path.stat().st_size == 0:
-        raise ValueError(f"{path} is empty; choose a file with texts in it")
-    return path
-
-
-def _identify(source: str | Path, settings: dict) -> tuple[list[str], str]:
-    """What the cached result depends on besides the settings, and the name to show."""
-    if source == "storyworld":
-        from lib import storyworld
-
-        files = [REPOSITORY / "data" / "storyworld.toml", Path(storyworld.__file__)]
-        identity = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
-        return ["storyworld", str(STORYWORLD_STORIES), *identity], "storyworld"
-    if source in HUB:
-        repository, split, _ = HUB[source]
-        name = f"{repository}, {split}, revision {settings['revision'][:7]}"
-        return ["hub", repository, split], name
-    with open(source, "rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    name = SAMPLE_NAME if sha256 == SAMPLE_SHA256 else source.name
-    return [source.suffix.lower(), sha256], name
-
-
-# --- reading ------------------------------------------------------------------------------------
-
-
-def _decode(line: bytes, offset: int, name: str) -> str:
-    try:
-        return line.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{name} is not UTF-8: the byte at offset {offset + error.start} cannot be decoded; "
-            "convert the file to UTF-8"
-        ) from None
-
-
-def _read_lines(path: Path, dirt: dict) -> Iterator[tuple[int, bytes]]:
-    """(offset, line) of a file, without the byte-order mark."""
-    offset = 0
-    with open(path, "rb") as file:
-        for line in file:
-            if offset == 0 and line.startswith(b"\xef\xbb\xbf"):
-                dirt["byte_order_mark"] = 1
-                offset, line = 3, line[3:]
-            yield offset, line
-            offset += len(line)
-
-
-def _read_txt(path: Path, dirt: dict) -> Iterator[str]:
-    """Texts between separators; blank space after the last separator is no text."""
-    separators = 0
-    parts: list[str] = []
-    for offset, line in _read_lines(path, dirt):
-        *ended, rest = _decode(line, offset, path.name).split(SEPARATOR)
-        for part in ended:
-            yield "".join([*parts, part])
-            parts = []
-            separators += 1
-        parts.append(rest)
-    last = "".join(parts)
-    if separators == 0:
-        dirt["no_separators"] = 1
-    if separators == 0 or last.strip():
-        yield last
-
-
-def _read_jsonl(path: Path, dirt: dict) -> Iterator[str]:
-    for number, (offset, line) in enumerate(_read_lines(path, dirt), start=1):
-        line = _decode(line, offset, path.name)
-        if not line.strip():
-            continue
-        try:
-            text = json.loads(line)["text"]
-            broken = not isinstance(text, str | None)
-        except (ValueError, KeyError, TypeError):
-            broken = True
-        if broken:
+    if settings["tokenizer"] == "bpe":
+        if settings["vocab_size"] < BYTES:
             raise ValueError(
-                f'line {number} of {path.name} is not a JSON object with a string "text"; '
-                "mend or remove that line"
+                f"vocab_size={settings['vocab_size']}: tokenizer='bpe' needs at least {BYTES}, one "
+                "token for each byte"
             )
-        yield text or ""
-
-
-def _read_parquet(path: Path, dirt: dict) -> Iterator[str]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        file = pyarrow.parquet.ParquetFile(path)
-    except pyarrow.ArrowException as error:
-        raise ValueError(f"{path.name} is not a parquet file: {error}") from None
-    with file:
-        columns = file.schema_arrow
-        kind = columns.field("text").type if "text" in columns.names else None
-        if kind is None or not (
-            pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)
-        ):
-            raise ValueError(
-                f'{path.name} has no column "text" of strings (its columns: '
-                f"{', '.join(columns.names)}); rename the column that holds the texts"
-            )
-        for batch in file.iter_batches(columns=["text"], batch_size=4096):
-            yield from (text or "" for text in batch.column(0).to_pylist())
-
-
-def _read_hub(name: str, revision: str) -> Iterator[str]:
-    import datasets
-
-    repository, split, _ = HUB[name]
-    try:
-        dataset = datasets.load_dataset(repository, split=split, revision=revision)
-    except Exception as error:  # the client of the hub raises errors of many kinds
-        reason = str(error).split("\n")[0]
-        raise ConnectionError(
-            f"{repository} at revision {revision} cannot be fetched from the Hugging Face hub "
-            f"({reason}); check the network and the revision, or use the TinyStories sample "
-            "(data/README.md says how to get it) or source='storyworld' instead"
-        ) from error
-    for batch in dataset.iter(batch_size=4096):
-        yield from (text or "" for text in batch["text"])
-
-
-READ = {".txt": _read_txt, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
+        settings["out_of_vocabulary"] = None  # nothing is outside: one corpus, whatever was asked
 
 
 # --- building -----------------------------------------------------------------------------------
-
-
-@dataclass
-class _Texts:
-    """All tokens of all non-empty texts: `ids` int32 [tokens] into `words`, `lengths` [texts]."""
-
-    ids: np.ndarray
-    lengths: np.ndarray
-    words: list[str]
-    dirt: dict
-
-
-def _number_words(texts: Iterable[str], dirt: dict) -> _Texts:
-    """Tokenize every text once; a new word gets the next number.
-
-    No token contains blank space, so a text is split there first, which is fast, and the tokens
-    of a piece such as `mat.` are found once and remembered.
-    """
-    numbers: defaultdict[str, int] = defaultdict()
-    numbers.default_factory = numbers.__len__
-
-    @lru_cache(maxsize=1 << 20)
-    def numbers_of(piece):
-        return tuple(numbers[word] for word in tokenize_words(piece))
-
-    ids = array("i")
-    lengths = array("q")
-    for text in texts:
-        before = len(ids)
-        for block in BLOCK.finditer(text):
-            ids.extend(chain.from_iterable(map(numbers_of, block.group().split())))
-        if len(ids) == before:
-            dirt["empty"] += 1
-            continue
-        lengths.append(len(ids) - before)
-        dirt["mis_encoded"] += not text.isascii() and bool(MIS_ENCODED.search(text))
-        dirt["carriage_returns"] += "\r" in text
-    return _Texts(np.frombuffer(ids, np.int32), np.frombuffer(lengths, np.int64), [*numbers], dirt)
 
 
 @dataclass
@@ -432,20 +235,18 @@ class _Selected:
     held_out: np.ndarray
     vocabulary: list[str]
     counts: dict
+    merges: list[str] | None
 
 
 def _build(source: str | Path, source_name: str, settings: dict) -> Corpus:
     dirt = dict.fromkeys(
         ["empty", "mis_encoded", "carriage_returns", "byte_order_mark", "no_separators"], 0
     )
-    if source == "storyworld":
-        selected = _select_from_storyworld(settings, dirt)
+    if grows(source):
+        selected = _select_enough(source, source_name, settings, dirt)
     else:
-        if source in HUB:
-            texts = _read_hub(source, settings["revision"])
-        else:
-            texts = READ[source.suffix.lower()](source, dirt)
-        selected = _select(_number_words(texts, dirt), source_name, settings)
+        texts = read_texts(source, settings["revision"], dirt)
+        selected = _select(number(texts, dirt, settings["tokenizer"]), source_name, settings)
     tokens = _subset(selected.tokens, settings)
     return Corpus(
         tokens=torch.from_numpy(tokens).long(),
@@ -453,39 +254,50 @@ def _build(source: str | Path, source_name: str, settings: dict) -> Corpus:
         vocabulary=selected.vocabulary,
         seq_len=settings["seq_len"],
         source_name=source_name,
-        fingerprint=_fingerprint(tokens, selected.held_out, selected.vocabulary),
+        fingerprint=_fingerprint(tokens, selected),
         settings=settings,
         counts=selected.counts,
+        merges=selected.merges,
     )
 
 
-def _select_from_storyworld(settings: dict, dirt: dict) -> _Selected:
-    """Expand 4,000 stories, or more where `max_sequences` needs them, and apply the rules."""
-    from lib.storyworld import generate
+def _select_enough(source: str, name: str, settings: dict, dirt: dict) -> _Selected:
+    """The rules, on the first 4,000 texts, or on more where `max_sequences` needs them."""
+    if source == "storyworld":
+        from lib.storyworld import generate
 
-    stories = STORYWORLD_STORIES
-    wanted = settings["max_sequences"] or 1
-    at_most = settings["vocab_size"] == DEFAULT_VOCAB_SIZE
+        def first(count):
+            return generate(count, seed=settings["seed"])
+    else:
+        stream, read = read_texts(source, settings["revision"], dirt), []
+
+        def first(count):
+            read.extend(islice(stream, count - len(read)))
+            return read
+
+    count, wanted = FIRST_TEXTS, settings["max_sequences"] or 1
+    at_most = source == "storyworld" and settings["vocab_size"] == DEFAULT_VOCAB_SIZE
     while True:
-        texts = _number_words(generate(stories, seed=settings["seed"]), dict(dirt))
-        selected = _select(texts, "storyworld", settings, at_most=at_most)
+        texts = first(count)
+        numbered = number(texts, dict(dirt), settings["tokenizer"])
+        selected = _select(numbered, name, settings, at_most=at_most)
         available = len(selected.tokens)
-        if available >= wanted:
+        if available >= wanted or len(texts) < count:
             return selected
-        stories = math.ceil(1.1 * stories * wanted / available)
+        count = math.ceil(1.1 * count * wanted / available)
 
 
-def _select(texts: _Texts, name: str, settings: dict, *, at_most: bool = False) -> _Selected:
+def _select(texts: Texts, name: str, settings: dict, *, at_most: bool = False) -> _Selected:
     """Rules 2 to 7. With `at_most`, the vocabulary may be smaller than asked for."""
-    ids, lengths, width = texts.ids, texts.lengths, settings["seq_len"] + 1
-    if len(lengths) == 0:
+    if len(texts.lengths) == 0:
         raise ValueError(f"{name} holds no text, only blank space; choose another source")
 
-    held = _choose_held_out(len(lengths), name, settings)
-    counts = _count(ids, len(texts.words))
-    counts -= _count(ids[np.repeat(held, lengths)], len(texts.words))
-    vocabulary, new_id = _vocabulary(texts.words, counts, name, settings, at_most)
-    ids = new_id[ids]
+    held = _choose_held_out(len(texts.lengths), name, settings)
+    merges = None
+    if settings["tokenizer"] == "bpe":
+        texts, merges = in_byte_pairs(texts, ~held, settings["vocab_size"])
+    vocabulary, new_id = _vocabulary(texts, held, name, settings, at_most)
+    ids, lengths, width = new_id[texts.ids], texts.lengths, settings["seq_len"] + 1
     first_word = 1 if settings["out_of_vocabulary"] == "unk" else 0
     outside = (ids < first_word).sum()
 
@@ -522,7 +334,7 @@ def _select(texts: _Texts, name: str, settings: dict, *, at_most: bool = False) 
         **texts.dirt,
         "texts": len(texts.lengths) + texts.dirt["empty"],
         "tokens": len(ids),
-        "different_tokens": len(texts.words),
+        "different_tokens": np.count_nonzero(texts.count()),
         "tokens_outside_vocabulary": outside,
         "texts_or_windows": len(lengths),
         "held_out_texts": held.sum(),
@@ -532,7 +344,8 @@ def _select(texts: _Texts, name: str, settings: dict, *, at_most: bool = False) 
         "kept_held_out_texts": (kept & held).sum(),
         "available_sequences": len(cut["tokens"]),
     }
-    return _Selected(**cut, vocabulary=vocabulary, counts={k: int(v) for k, v in counts.items()})
+    counts = {key: int(value) for key, value in counts.items()}
+    return _Selected(**cut, vocabulary=vocabulary, counts=counts, merges=merges)
 
 
 def _choose_held_out(texts: int, name: str, settings: dict) -> np.ndarray:
@@ -551,27 +364,23 @@ def _choose_held_out(texts: int, name: str, settings: dict) -> np.ndarray:
     return held
 
 
-def _count(ids: np.ndarray, size: int) -> np.ndarray:
-    """int64 [size]: how often each id occurs; in parts, as bincount copies its input to int64."""
-    counts = np.zeros(size, np.int64)
-    for start in range(0, len(ids), 1 << 22):
-        counts += np.bincount(ids[start : start + (1 << 22)], minlength=size)
-    return counts
-
-
 def _vocabulary(
-    words: list[str], counts: np.ndarray, name: str, settings: dict, at_most: bool
+    texts: Texts, held: np.ndarray, name: str, settings: dict, at_most: bool
 ) -> tuple[list[str], np.ndarray]:
     """The vocabulary, and int32 [words]: the new id of each word, 0 or -1 outside of it."""
+    words, counts = texts.words, texts.count(~held)
     unknown = settings["out_of_vocabulary"] == "unk"
-    offered = int((counts > 0).sum())
+    bpe = settings["tokenizer"] == "bpe"
+    candidates = np.arange(len(words)) if bpe else np.flatnonzero(counts)
+    offered = len(candidates)
     size = settings["vocab_size"] - unknown
     if size > offered and not at_most:
+        what = "merging byte pairs ends with" if bpe else "it has"
         raise ValueError(
-            f"vocab_size={size + unknown} is larger than {name} offers: it has {offered} different "
+            f"vocab_size={size + unknown} is larger than {name} offers: {what} {offered} different "
             f"tokens; choose {offered + unknown} or less{' (with <unk>)' if unknown else ''}"
         )
-    order = sorted(np.flatnonzero(counts), key=lambda i: (-counts[i], words[i]))[:size]
+    order = sorted(candidates, key=lambda i: (-counts[i], words[i]))[:size]
     new_id = np.full(len(words), 0 if unknown else -1, np.int32)
     new_id[order] = np.arange(len(order)) + unknown
     return [UNKNOWN] * unknown + [words[i] for i in order], new_id
@@ -604,9 +413,12 @@ def _subset(sequences: np.ndarray, settings: dict) -> np.ndarray:
     return sequences[np.sort(random.choice(len(sequences), wanted, replace=False))]
 
 
-def _fingerprint(tokens: np.ndarray, held_out: np.ndarray, vocabulary: list[str]) -> str:
-    sha256 = hashlib.sha256(json.dumps([FORMAT_VERSION, vocabulary]).encode())
-    for array_ in (tokens, held_out):
+def _fingerprint(tokens: np.ndarray, selected: _Selected) -> str:
+    made_of = [FORMAT_VERSION, selected.vocabulary]
+    if selected.merges is not None:
+        made_of.append(selected.merges)
+    sha256 = hashlib.sha256(json.dumps(made_of).encode())
+    for array_ in (tokens, selected.held_out):
         sha256.update(json.dumps(array_.shape).encode())
         sha256.update(np.ascontiguousarray(array_, "<i4").data)
     return sha256.hexdigest()
@@ -624,6 +436,8 @@ def _report_lines(corpus: Corpus) -> list[tuple[str, str]]:
         kept += f" and {counts['kept_held_out_texts']:,} held out"
     asked = settings["vocab_size"]
     size = f"{corpus.vocab_size:,}{', with <unk>' if unknown else ''}"
+    if corpus.merges is not None:
+        size += f", the {BYTES} bytes and what {len(corpus.merges):,} merges make of them"
     if corpus.vocab_size < asked:
         size += f" (asked for {asked:,}; the source has no more)"
     share = counts["tokens_outside_vocabulary"] / counts["tokens"]
@@ -641,14 +455,16 @@ def _report_lines(corpus: Corpus) -> list[tuple[str, str]]:
         ("different tokens", f"{counts['different_tokens']:,}"),
         ("held-out texts", f"{counts['held_out_texts']:,}"),
         ("vocabulary", size),
-        ("tokens outside the vocabulary", f"{counts['tokens_outside_vocabulary']:,} ({share:.2%})"),
     ]
+    if corpus.merges is None:
+        outside = f"{counts['tokens_outside_vocabulary']:,} ({share:.2%})"
+        lines.append(("tokens outside the vocabulary", outside))
     if counts["no_separators"]:
         lines.append(
             ("no separators, cut into", f"{counts['texts_or_windows']:,} windows of {width} tokens")
         )
     lines.append((f"{unit} under {width} tokens", f"{counts['too_short']:,} dropped"))
-    if not unknown:
+    if settings["out_of_vocabulary"] == "drop":
         lines.append(
             (f"{unit} out of vocabulary", f"{counts['out_of_vocabulary']:,} dropped whole")
         )
@@ -697,7 +513,7 @@ def _write_cache(path: Path, corpus: Corpus) -> None:
     """One safetensors file with a JSON header, complete or absent."""
     record = {
         name: getattr(corpus, name)
-        for name in ("vocabulary", "seq_len", "fingerprint", "settings", "counts")
+        for name in ("vocabulary", "seq_len", "fingerprint", "settings", "counts", "merges")
     }
     record = json.dumps(record)
     tensors = {name: getattr(corpus, name).int().numpy() for name in ("tokens", "held_out")}

@@ -1,4 +1,4 @@
-"""lib.corpus: each rule on texts whose tensors are known by hand, sources, bad input, the cache."""
+"""lib.corpus: each rule on texts whose tensors are known by hand, bad input, the cache, BPE."""
 
 import json
 import os
@@ -291,40 +291,6 @@ def test_separators_inside_a_line_and_at_the_end(write):
         assert load_corpus(write(text), vocab_size=10, seq_len=3).fingerprint == plain.fingerprint
 
 
-def test_hub(monkeypatch, stories):
-    datasets = pytest.importorskip("datasets")
-    calls = []
-
-    def load_dataset(name, *, split, revision):
-        calls.append((name, split, revision))
-        return datasets.Dataset.from_dict({"text": [*STORIES, None]})
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    settings = dict(vocab_size=9, seq_len=3)
-    corpus = load_corpus("tinystories", **settings)
-    assert corpus.fingerprint == load_corpus(stories, **settings).fingerprint
-    assert corpus.source_name == "roneneldan/TinyStories, train, revision f54c09f"
-    assert corpus.counts["empty"] == 1
-    load_corpus("tinystories", **settings)  # from the cache
-    load_corpus("tinystories", revision="abc", **settings)
-    assert calls == [
-        ("roneneldan/TinyStories", "train", "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64"),
-        ("roneneldan/TinyStories", "train", "abc"),
-    ]
-
-
-def test_hub_without_a_network(monkeypatch):
-    datasets = pytest.importorskip("datasets")
-
-    def load_dataset(*args, **kwargs):
-        raise ConnectionError("no route\nsecond line")
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with fail("cannot be fetched .*no route.*use the TinyStories sample", ConnectionError) as error:
-        load_corpus("tinystories")
-    assert "\n" not in str(error.value)
-
-
 def test_storyworld_expands_as_many_stories_as_needed(monkeypatch):
     calls = []
 
@@ -366,7 +332,12 @@ def test_storyworld_itself():
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        (dict(tokenizer="bpe"), "tokenizer='bpe': must be 'words'"),
+        (dict(tokenizer="letters"), "tokenizer='letters': must be 'words' or 'bpe'"),
+        (
+            dict(tokenizer="bpe", vocab_size=255),
+            "vocab_size=255: tokenizer='bpe' needs at least 256",
+        ),
+        (dict(tokenizer="bpe", out_of_vocabulary="keep"), "out_of_vocabulary='keep': must be"),
         (dict(out_of_vocabulary="keep"), "out_of_vocabulary='keep': must be 'drop' or 'unk'"),
         (dict(pack="all"), "pack='all': must be 'first' or 'windows'"),
         (dict(vocab_size=1), "vocab_size=1: must be an integer of at least 2"),
@@ -403,9 +374,8 @@ def test_bad_parameters(stories, parameters, message):
 
 
 def test_bad_sources(write, tmp_path):
-    for source in ("openwebtext", "fineweb", "storyword"):
-        with fail(f"source='{source}' is not available; available are 'storyworld', 'sample', 't"):
-            load_corpus(source)
+    with fail("source='storyword' is not available; available are 'storyworld', 'sample', 'tiny"):
+        load_corpus("storyword")
     with fail("source=None: available are"):
         load_corpus(None)
     with fail("source='': available are"):
@@ -448,6 +418,127 @@ def test_bad_parquet(write, tmp_path):
         load_corpus(parquet(tmp_path / "b.parquet", text=[1]))
     with fail("c.parquet is not a parquet file"):
         load_corpus(write("text", "c.parquet"))
+
+
+# --- byte-level BPE -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bpe():
+    pytest.importorskip("tokenizers")
+    return dict(tokenizer="bpe", seq_len=3)
+
+
+def test_bpe_by_hand(write, bpe):
+    # ` a` 4 times, ` ab` 3 times: ␣a is the first merge (7), ␣ab the second (3).
+    corpus = load_corpus(write(joined(["a ab ab a", "a ab a"])), vocab_size=258, **bpe)
+    assert corpus.vocabulary[:2] == ["␣a", "␣ab"] and corpus.vocab_size == 258
+    assert corpus.merges == ["Ġ a", "Ġa b"]
+    assert corpus.tokens.tolist() == [[0, 1, 1, 0]]
+    assert corpus.counts["too_short"] == 1 and corpus.counts["different_tokens"] == 2
+    assert corpus.decode(corpus.encode("A ab\nba")) == ["␣", "A", "␣ab", "␣", "b", "a"]
+    assert corpus.encode(["␣ab", "b"]) == [1, corpus.index["b"]]
+    # What occurs nowhere follows, each of the 256 bytes included.
+    assert corpus.vocabulary[2:] == sorted(corpus.vocabulary[2:])
+    assert len(set(corpus.vocabulary)) == 258
+
+
+def test_every_text_of_bpe_that_is_long_enough_is_kept_whole(stories, bpe):
+    corpus = load_corpus(stories, vocab_size=270, **bpe)
+    assert len(corpus.tokens) == 4 and corpus.counts["out_of_vocabulary"] == 0
+    texts = ["".join(corpus.split(story)).replace("␣", " ")[1:] for story in STORIES]
+    assert texts == STORIES
+    for row, story in zip(corpus.tokens, STORIES, strict=True):
+        assert corpus.decode(row) == corpus.split(story)[:4]
+    windows = load_corpus(stories, vocab_size=270, pack="windows", **bpe)
+    assert windows.decode(windows.tokens[:3].flatten()) == corpus.split(STORIES[0])[:12]
+
+
+def test_out_of_vocabulary_changes_nothing_for_bpe(stories, cache, bpe):
+    drop = load_corpus(stories, vocab_size=270, out_of_vocabulary="drop", **bpe)
+    unk = load_corpus(stories, vocab_size=270, out_of_vocabulary="unk", **bpe)
+    assert equal(drop, unk) and drop.fingerprint == unk.fingerprint
+    assert len(list(cache.iterdir())) == 1
+    assert drop.settings["out_of_vocabulary"] is None
+    assert "<unk>" not in drop.vocabulary and "<unk>" not in drop.report()
+    assert "270, the 256 bytes and what 14 merges make of them" in drop.report()
+    assert "outside" not in drop.report() and "dropped whole" not in drop.report()
+
+
+def test_bpe_learns_from_texts_that_are_not_held_out(write, bpe):
+    path = write(joined([f"w{letter} " * 6 for letter in "abcdef"]))
+    corpus = load_corpus(path, vocab_size=260, holdout=0.5, **bpe)
+    kept = {corpus.decode(row)[0] for row in corpus.tokens}
+    assert len(corpus.tokens) == len(corpus.held_out) == len(kept) == 3
+    first, *others = corpus.merges
+    assert first == "Ġ w" and {merge.replace("Ġw ", "␣w") for merge in others} == kept
+    for row in corpus.held_out:
+        assert corpus.decode(row)[0] == "␣w"
+
+
+def test_a_text_without_separators_is_cut_into_windows_of_byte_pairs(write, bpe):
+    corpus = load_corpus(write("ab " * 30), vocab_size=258, **bpe)
+    assert corpus.tokens.shape == (7, 4) and corpus.decode(corpus.tokens[0]) == ["␣ab"] * 4
+
+
+def test_more_byte_pairs_than_the_source_has(stories, bpe):
+    message = (
+        "vocab_size=999 is larger than stories.txt offers: merging byte pairs ends with 2[0-9]+ "
+    )
+    with fail(message) as error:
+        load_corpus(stories, vocab_size=999, **bpe)
+    most = int(re.search(r"choose (\d+) or less$", str(error.value))[1])
+    assert len(load_corpus(stories, vocab_size=most, **bpe).vocabulary) == most
+    with fail(f"vocab_size={most + 1} is larger"):
+        load_corpus(stories, vocab_size=most + 1, **bpe)
+
+
+def test_cache_of_bpe(stories, cache, builds, bpe):
+    first = load_corpus(stories, vocab_size=270, **bpe)
+    second = load_corpus(stories, vocab_size=270, **bpe)
+    assert len(builds) == 1 and equal(first, second) and first.merges == second.merges
+    assert second.encode("The mat.") == first.encode("The mat.")
+    load_corpus(stories, vocab_size=9, seq_len=3)
+    load_corpus(stories, vocab_size=271, **bpe)
+    assert len(builds) == len(list(cache.iterdir())) == 3
+
+
+def test_fingerprint_of_bpe_depends_on_the_merges(write, bpe):
+    """Tokens alike, merges not: the last one is never used in what is kept."""
+    texts = ["a a a a", "pq", "rs"]
+    corpora = [
+        load_corpus(write(joined([texts[0], *tail])), vocab_size=257 + 1, **bpe)
+        for tail in (["pq"], ["rs"])
+    ]
+    a, b = corpora
+    assert a.tokens.tolist() == b.tokens.tolist() == [[0, 0, 0, 0]]
+    assert a.fingerprint != b.fingerprint
+    a.vocabulary[:] = b.vocabulary
+    selected = [
+        module._Selected(c.tokens.numpy(), c.held_out.numpy(), b.vocabulary, {}, c.merges)
+        for c in corpora
+    ]
+    prints = [module._fingerprint(s.tokens, s) for s in selected]
+    assert prints[0] != prints[1] == b.fingerprint
+
+
+def test_storyworld_in_byte_pairs(bpe):
+    corpus = load_corpus(vocab_size=500, **{**bpe, "seq_len": 64})
+    assert corpus.vocab_size == 500 and len(corpus.tokens) == 4000
+    assert 250 < corpus.counts["different_tokens"] < 320
+    assert corpus.decode(corpus.tokens[0])[:4] == ["␣Once", "␣upon", "␣a", "␣time"]
+    assert (
+        corpus.fingerprint
+        != load_corpus(vocab_size=500, seq_len=64, tokenizer="bpe", seed=1).fingerprint
+    )
+
+
+def test_sample_in_byte_pairs(sample, bpe):
+    corpus = load_corpus(sample, vocab_size=1000, **{**bpe, "seq_len": 64})
+    assert corpus.vocab_size == 1000 and corpus.tokens.shape == (5058, 65)
+    assert corpus.counts["too_short"] == 453 and corpus.counts["tokens"] == 1_292_908
+    assert len(corpus.merges) == 744 and corpus.counts["different_tokens"] == 799
+    assert corpus.vocabulary[:6] == [".", "␣the", "␣and", ",", "␣to", "␣a"]
 
 
 # --- cache --------------------------------------------------------------------------------------
@@ -607,18 +698,3 @@ def test_sample_selection(sample, seq_len, unk, drop):
     settings = dict(vocab_size=3000, seq_len=seq_len)
     assert len(load_corpus(sample, out_of_vocabulary="unk", **settings).tokens) == unk
     assert len(load_corpus(sample, **settings).tokens) == drop
-
-
-def test_recipe_for_the_sample(sample, monkeypatch, tmp_path, capsys):
-    """The code in data/README.md makes the very file out of its own stories, and says so."""
-    datasets = pytest.importorskip("datasets")
-    stories = sample.read_text(encoding="utf-8").split("<|endoftext|>")[:-1]
-    rows = [{"text": text.capitalize()} for text in stories] + [{"text": "One more."}]
-    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: iter(rows))
-    monkeypatch.chdir(tmp_path)
-    readme = (module.REPOSITORY / "data" / "README.md").read_text(encoding="utf-8")
-    exec(re.search(r"```python\n(.*?)```", readme, re.DOTALL)[1], {})
-    made = tmp_path / "data" / "cache" / "tinystories-sample.txt"
-    assert made.read_bytes() == sample.read_bytes()
-    assert capsys.readouterr().out.strip() in readme
-    assert module.SAMPLE_SHA256 in readme and module.HUB["tinystories"][2] in readme

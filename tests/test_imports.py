@@ -11,7 +11,7 @@ MAY_IMPORT = {
     "__init__": set(),
     "checks": set(),
     "compare": {"statistics", "theory", "model"},
-    "corpus": {"storyworld"},
+    "corpus": {"sources", "storyworld", "tokenizers"},
     "cost": set(),
     "distributed": {"statistics"},
     "gptneox": {"corpus", "statistics", "compare", "results"},
@@ -24,10 +24,12 @@ MAY_IMPORT = {
     "dynamics": {"statistics"},
     "horizon": {"compare", "dynamics", "model", "statistics", "theory"},
     "series": {"statistics"},
+    "sources": {"storyworld"},
     "statistics": {"threads"},
     "storyworld": set(),
     "theory": {"statistics"},
     "threads": set(),
+    "tokenizers": set(),
     "train": {"model", "paths", "cost", "statistics", "theory", "compare", "results"}
     | {"distributed", "corpus"},  # command line
 }
