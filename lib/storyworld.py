@@ -24,7 +24,7 @@ import numpy as np
 DEFAULT_PATH = Path(__file__).resolve().parent.parent / "data" / "storyworld.toml"
 FORM = {"zipf": int | float, "keep": list, "outline": list, "hold_out": list}
 FORM |= dict.fromkeys("collocations classes words sentences plots scenes".split(), dict)
-# The words tokenizer of lib.corpus, which this module may not import.
+# The words tokenizer of lib.tokenizers, which this module may not import.
 TOKEN = re.compile(r"[^\W\d_]+|\d+|\S")
 SLOT = re.compile(r"\{(\w+)\}")
 A_BEFORE_VOWEL = re.compile(r"\b([Aa]) (?=[aeiouAEIOU])")

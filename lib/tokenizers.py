@@ -101,7 +101,7 @@ class BytePairs:
     def _raw(self) -> list[str]:
         """All tokens in the package's letters, the bytes first, then by the merge that makes each."""
         made = (merge.replace(" ", "") for merge in self.merges)
-        return list(dict.fromkeys([*sorted(BYTE_OF), *made]))
+        return list(dict.fromkeys([*BYTE_OF, *made]))
 
     @cached_property
     def tokens(self) -> list[str]:

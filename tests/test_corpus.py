@@ -468,6 +468,8 @@ def test_out_of_vocabulary_changes_nothing_for_bpe(stories, cache, bpe):
 def test_bpe_learns_from_texts_that_are_not_held_out(write, bpe):
     path = write(joined([f"w{letter} " * 6 for letter in "abcdef"]))
     corpus = load_corpus(path, vocab_size=260, holdout=0.5, **bpe)
+    with fail("merging byte pairs ends with 260"):
+        load_corpus(path, vocab_size=261, holdout=0.5, **bpe)
     kept = {corpus.decode(row)[0] for row in corpus.tokens}
     assert len(corpus.tokens) == len(corpus.held_out) == len(kept) == 3
     first, *others = corpus.merges
@@ -527,10 +529,6 @@ def test_storyworld_in_byte_pairs(bpe):
     assert corpus.vocab_size == 500 and len(corpus.tokens) == 4000
     assert 250 < corpus.counts["different_tokens"] < 320
     assert corpus.decode(corpus.tokens[0])[:4] == ["␣Once", "␣upon", "␣a", "␣time"]
-    assert (
-        corpus.fingerprint
-        != load_corpus(vocab_size=500, seq_len=64, tokenizer="bpe", seed=1).fingerprint
-    )
 
 
 def test_sample_in_byte_pairs(sample, bpe):
