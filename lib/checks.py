@@ -556,3 +556,42 @@ def check_silent_path(first, second) -> None:
     if (second @ first).abs().max() < 1e-3:
         raise CheckFailed("silent_path: the broken program is silent too.")
     check_answer("silent_path", first @ second, torch.zeros(3, 3))
+
+
+def check_merges(merges) -> None:
+    """Exercise in `bpe`: merges(words, number) -> the first pairs that byte-pair encoding joins."""
+    cases = [
+        ({"low": 3, "slow": 2, "own": 1}, [("o", "w"), ("l", "ow"), ("␣", "low")]),
+        ({"aaab": 5, "cab": 2}, [("a", "a"), ("a", "b")]),
+        ({"on": 9, "son": 2, "and": 3, "ant": 4, "anna": 1}, [("o", "n"), ("␣", "on")]),
+    ]
+    for words, expected in cases:
+        found = [tuple(pair) for pair in merges(dict(words), len(expected))]
+        if len(found) != len(expected):
+            raise CheckFailed(f"merges: shape {len(found)} where {len(expected)} is expected.")
+        if found != expected:
+            raise CheckFailed(f"merges: the values for {words} are wrong, {found}.")
+    print("merges: correct")
+
+
+def check_two_rows(two_rows) -> None:
+    """Exercise in `bpe`: two_rows(p, kappa, V) -> what a word cut in two adds to |B|^2."""
+    for size, every in ((5, 3), (7, 2)):
+        text = [0 if i % every == 0 else 1 + i * i % (size - 1) for i in range(360)]  # a circle
+        longer = [piece for word in text for piece in ((0, size) if word == 0 else (word,))]
+
+        def row(tokens, current):
+            after = [
+                b for a, b in zip(tokens, tokens[1:] + tokens[:1], strict=True) if a == current
+            ]
+            certainty = sum((after.count(b) / len(after)) ** 2 for b in set(after))
+            return len(after) / len(tokens), certainty
+
+        expected = sum(p**2 * (k - 1 / (size + 1)) for p, k in (row(longer, 0), row(longer, size)))
+        check_answer(f"two_rows, V = {size}", two_rows(*row(text, 0), size), expected)
+
+
+def check_longest(longest) -> None:
+    """Exercise in `bpe`: longest(text) -> the largest number of byte-level tokens it can have."""
+    cases = {"low": 4, "Zoë": 5, " a  b\n": 4, "東": 4, "": 0, "€5 – no": 12}
+    check_answer("longest", [longest(text) for text in cases], list(cases.values()), 0.0)

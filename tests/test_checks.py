@@ -436,3 +436,46 @@ def test_exercises_of_paths():
     for checker, answers, message in wrong:
         with pytest.raises(CheckFailed, match=message):
             checker(*answers)
+
+
+def test_exercises_of_bpe():
+    def merges(words, number, joined=lambda new, token: new[:-1] + [new[-1] + token], weight=True):
+        cut, found = {word: ["␣", *word] for word in words}, []
+        for _ in range(number):
+            pairs = {}
+            for word, tokens in cut.items():
+                for pair in zip(tokens, tokens[1:], strict=False):
+                    pairs[pair] = pairs.get(pair, 0) + (words[word] if weight else 1)
+            found.append(max(pairs, key=pairs.get))
+            for word, tokens in cut.items():
+                new = []
+                for token in tokens:
+                    fits = new and (new[-1], token) == found[-1]
+                    new = joined(new, token) if fits else [*new, token]
+                cut[word] = new
+        return found
+
+    def two_rows(p, kappa, size, longer=True, tokens=1):
+        p = p / (1 + p) if longer else p
+        return p**2 * (1 + kappa - 2 / (size + tokens))
+
+    def longest(text):
+        return sum(1 + len(word.encode()) for word in text.split())
+
+    checks.check_merges(merges)
+    checks.check_two_rows(two_rows)
+    checks.check_longest(longest)
+
+    wrong = [
+        (checks.check_merges, lambda *a: merges(*a, weight=False), "values"),
+        (checks.check_merges, lambda *a: merges(*a, joined=lambda new, t: [*new, t]), "values"),
+        (checks.check_merges, lambda *a: merges(*a)[:1], "shape"),
+        (checks.check_two_rows, lambda *a: two_rows(*a, longer=False), "values"),
+        (checks.check_two_rows, lambda *a: two_rows(*a, tokens=0), "values"),
+        (checks.check_two_rows, lambda *a: [two_rows(*a)] * 2, "shape"),
+        (checks.check_longest, lambda text: sum(1 + len(w) for w in text.split()), "values"),
+        (checks.check_longest, lambda text: 1 + len(text.encode()), "values"),
+    ]
+    for checker, answer, message in wrong:
+        with pytest.raises(CheckFailed, match=message):
+            checker(answer)
