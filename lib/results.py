@@ -41,6 +41,7 @@ SHORT_NAMES = {
 # A setting with this very value is left out of the name; a missing setting means the same.
 USUAL_VALUES = {
     "max_sequences": None,
+    "holdout": 0.0,
     "micro_batch_size": "auto",
     "epochs": None,
     "steps": None,

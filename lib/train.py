@@ -54,6 +54,7 @@ CUBLAS_REPEATABLE = (
 class TrainConfig:
     """Every setting of a run, checked when it is made; the names are the same everywhere.
 
+    `holdout` is the fraction of the texts that training never sees (Corpus.held_out);
     `batch_size` is a number of sequences or "full"; exactly one of `epochs` and `steps` is given;
     `theory_sequences` says which sequences the statistics come from: "all", or the first so many of
     the first epoch's order ("first_batch": as published). `deterministic` lets torch use only
@@ -67,6 +68,7 @@ class TrainConfig:
     seq_len: int = 48
     max_sequences: int | None = None
     out_of_vocabulary: str = "unk"
+    holdout: float = 0.0
     num_layers: int = 3
     learning_rate: float = 0.005
     batch_size: int | str = 128
@@ -105,7 +107,7 @@ class TrainConfig:
             value = getattr(self, name)
             if not (whole(value, 1) or (isinstance(value, str) and value in allowed)):
                 refuse(name, "a whole number of at least 1 or " + " or ".join(map(repr, allowed)))
-        for name, positive in {"learning_rate": True, "init_std": False}.items():
+        for name in ("learning_rate", "init_std", "holdout"):
             value = getattr(self, name)
             if (
                 isinstance(value, bool)
@@ -113,8 +115,10 @@ class TrainConfig:
                 or not math.isfinite(value)
             ):
                 refuse(name, "a finite number")
-            if value < 0 or (positive and value == 0):
-                refuse(name, "above 0" if positive else "at least 0")
+            if value < 0 or (name == "learning_rate" and value == 0):
+                refuse(name, "above 0" if name == "learning_rate" else "at least 0")
+            if name == "holdout" and value >= 1:
+                refuse(name, "below 1")
             object.__setattr__(self, name, float(value))
         choices = {"device": ("auto", "cpu", "cuda"), "dtype": ("float32", "float64")}
         for name, allowed in (choices | {"out_of_vocabulary": ("drop", "unk")}).items():
@@ -149,7 +153,7 @@ class RunResult:
 
 def corpus_of(config: TrainConfig):
     """The lib.corpus.Corpus that the settings name; raises what load_corpus raises."""
-    names = ("tokenizer", "vocab_size", "seq_len", "max_sequences", "out_of_vocabulary", "seed")
+    names = "tokenizer vocab_size seq_len max_sequences out_of_vocabulary holdout seed".split()
     return load_corpus(config.corpus, **{name: getattr(config, name) for name in names})
 
 

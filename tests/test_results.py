@@ -33,6 +33,7 @@ SETTINGS = {
     "seq_len": 48,
     "out_of_vocabulary": "unk",
     "max_sequences": None,
+    "holdout": 0.0,
     "num_layers": 3,
     "learning_rate": 0.005,
     "batch_size": 256,

@@ -377,6 +377,10 @@ def test_snapshots_are_spaced_evenly_in_the_logarithm():
         ({"learning_rate": 0}, "learning_rate must be above 0"),
         ({"learning_rate": "0.1"}, "learning_rate must be a finite number"),
         ({"init_std": math.nan}, "init_std must be a finite number"),
+        ({"init_std": -0.1}, "init_std must be at least 0"),
+        ({"holdout": "0.1"}, "holdout must be a finite number"),
+        ({"holdout": -0.1}, "holdout must be at least 0"),
+        ({"holdout": 1}, "holdout must be below 1"),
         ({"batch_size": "half"}, "batch_size must be a whole number of at least 1 or 'full'"),
         ({"theory_sequences": 0}, "theory_sequences must be"),
         ({"steps": None}, "exactly one of epochs and steps"),
@@ -456,17 +460,28 @@ def test_a_full_gpu_is_one_sentence(corpus, tmp_path, monkeypatch):
         train(SMALL, corpus, tmp_path / "run")
 
 
-def test_an_earlier_record_without_the_newer_settings_is_still_this_run(corpus, tmp_path):
+def test_held_out_texts_are_put_aside_and_named():
+    config = replace(SMALL, holdout=0.25, max_sequences=None)
+    data, whole = corpus_of(config), corpus_of(replace(config, holdout=0))
+    assert len(data.held_out) * 3 == len(data.tokens) and len(whole.held_out) == 0
+    assert len(data.tokens) + len(data.held_out) == len(whole.tokens)
+    names = [module.run_name(module.asdict(c)) for c in (config, replace(config, holdout=0))]
+    assert names[0] == names[1] + "-holdout=0.25"
+
+
+@pytest.mark.parametrize("name", ["deterministic", "holdout"])
+def test_an_earlier_record_without_the_newer_settings_is_still_this_run(corpus, tmp_path, name):
     first = train(SMALL, corpus, tmp_path / "run")
     path = tmp_path / "run" / "run.json"
     record = json.loads(path.read_text())
-    del record["parameters"]["deterministic"]
+    del record["parameters"][name]
     path.write_text(json.dumps(record))
     earlier = {"parameters": record["parameters"], "fingerprint": corpus.fingerprint}
     module._Checkpoint(tmp_path / "run").save(first.model, SMALL.steps, earlier)
     assert_same_run(train(SMALL, corpus, tmp_path / "run"), first)
-    with pytest.raises(ValueError, match="another deterministic"):
-        train(replace(SMALL, deterministic=True), corpus, tmp_path / "run")
+    other = replace(SMALL, **{name: {"deterministic": True, "holdout": 0.5}[name]})
+    with pytest.raises(ValueError, match=f"another {name}"):
+        train(other, corpus, tmp_path / "run")
 
 
 def test_too_little_memory_is_said_beforehand(corpus, tmp_path, monkeypatch):
