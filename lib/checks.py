@@ -11,6 +11,7 @@ import json
 import math
 import os
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 
 import torch
 
@@ -595,3 +596,54 @@ def check_longest(longest) -> None:
     """Exercise in `bpe`: longest(text) -> the largest number of byte-level tokens it can have."""
     cases = {"low": 4, "Zoë": 5, " a  b\n": 4, "東": 4, "": 0, "€5 – no": 12}
     check_answer("longest", [longest(text) for text in cases], list(cases.values()), 0.0)
+
+
+def check_steps_until_seen(steps_until_seen) -> None:
+    """Exercise in `direction-is-not-behaviour`: (largest, learning_rate) -> updates."""
+    expected, cases = [], [(1e-9, 0.005), (1e-3, 0.1), (1.0, 0.5), (2e-6, 0.05)]
+    for largest, rate in cases:
+        step, output, value, attention = 0, 0.0, 0.0, 0.0
+        while attention * largest < 2.0**-25:  # three coefficients, update by update
+            output, value, attention = (
+                output + rate,
+                value + rate * output,
+                attention + rate * output * value,
+            )
+            step += 1
+        expected.append(step)
+    check_answer("steps_until_seen", [steps_until_seen(*case) for case in cases], expected, 0.0)
+
+
+def check_change_of_square_loss(change_of_square_loss) -> None:
+    """Exercise in `direction-is-not-behaviour`: (w, delta, x, y) -> change of (w x - y)^2 / 2."""
+    cases = [(1.5, 1e-20, 2.0, -1.0), (0.3, -2e-18, 0.7, 4.2), (-2.0, 0.5, 3.0, 1.0)]
+    answers, expected = [], []
+    for case in cases:
+        w, delta, x, y = map(Fraction, case)
+        change = (((w + delta) * x - y) ** 2 - (w * x - y) ** 2) / 2
+        answers.append(change_of_square_loss(*case) / float(change))
+        expected.append(1.0)
+    check_answer("change_of_square_loss over the exact one", answers, expected, 1e-12)
+
+
+def check_layers_at_once(ratio) -> None:
+    """Exercise in `direction-is-not-behaviour`: cost from three layers over that from one."""
+    check_answer("layers_at_once", float(ratio), 3.0, 0.02)
+
+
+def check_harmful_term(text) -> None:
+    """Exercise in `direction-is-not-behaviour`: five words that the learned term makes less likely."""
+    words = [int(word) for word in text]
+    if len(words) != 5 or not all(0 <= word < 4 for word in words):
+        raise CheckFailed("harmful_term: the shape is five word ids from 0 to 3.")
+    learned, there = (torch.zeros(4, 4, dtype=torch.float64) for _ in range(2))
+    for table, tokens in ((learned, [0, 1, 2, 0, 3]), (there, words)):
+        for current, following in itertools.pairwise(tokens):
+            table[current] -= 1 / 16
+            table[current, following] += 1 / 4
+    product = (learned * there).sum().item()
+    if product >= 0:
+        raise CheckFailed(
+            f"harmful_term: the values give an inner product of {product:.3f}, not below 0."
+        )
+    print(f"harmful_term: correct (inner product {product:.3f})")

@@ -114,8 +114,11 @@ def _lags(inputs: Tensor) -> tuple[Tensor, Tensor]:
     return lag.clamp(min=0), lag < 0
 
 
-def _token_changes(model, base: _Pass, change: dict[str, Tensor], inputs, targets) -> Tensor:
-    """Change of the loss of each token [n, T] when `change` is added to the parameters it names."""
+def _token_changes(model, base: _Pass, changed: dict[str, Tensor], inputs, targets) -> Tensor:
+    """Change of the loss of each token [n, T] when the parameters that `changed` names become it."""
+    weights = dict(model.named_parameters())
+    # Made anew for every micro-batch: next to the products below this costs nothing, and no memory.
+    change = {name: new.detach().to(weights[name]) - weights[name] for name, new in changed.items()}
     moved = torch.zeros(())  # what the hidden state has moved by; a scalar while nothing has
     lag, future = _lags(inputs)
     for i, layer in enumerate(model.layers):
@@ -183,20 +186,15 @@ def loss_changes(model, changes, inputs, targets, *, micro_batch="auto") -> Tens
     by more than about 700, where its exponential overflows.
     """
     model = _double(model)
-    weights = dict(model.named_parameters())
-    steps = []
-    for changed in changes:
-        for name, weight in changed.items():
-            if name not in weights or weight.shape != weights[name].shape:
-                raise ValueError(
-                    f"The model has no parameter {name!r} of shape {tuple(weight.shape)}."
-                )
-        steps.append({n: w.detach().to(weights[n]) - weights[n] for n, w in changed.items()})
+    shapes = {name: weight.shape for name, weight in model.named_parameters()}
+    for name, weight in (item for changed in changes for item in changed.items()):
+        if weight.shape != shapes.get(name):
+            raise ValueError(f"The model has no parameter {name!r} of shape {tuple(weight.shape)}.")
     found = []
     for x, y in _micro_batches(model, micro_batch, inputs, targets):
         base = _Pass.of(model, x)
         found.append(
-            torch.stack([_token_changes(model, base, step, x, y).mean(dim=1) for step in steps])
+            torch.stack([_token_changes(model, base, each, x, y).mean(dim=1) for each in changes])
         )
     found = torch.cat(found, dim=1).cpu()
     if not found.isfinite().all():
@@ -289,14 +287,25 @@ def predicted_cost(
 # --- all of them at once -------------------------------------------------------------------------
 
 
-def _places(num_layers: int):
-    """(parameter, layer, parameter names): the output matrix (layer 0), each layer, all of them."""
-    yield "output", 0, ["output"]
-    for kind in PARAMETERS[1:]:
-        names = [f"layers.{i}.{kind}" for i in range(num_layers)]
-        yield from ((kind, i, [name]) for i, name in enumerate(names, start=1))
-        if num_layers > 1:
-            yield kind, "all", names
+def _changes(model, kind: str, direction: Tensor, seed: int):
+    """Every intervention on the weights of one kind: (layer, intervention, {name: new weight}).
+
+    `layer` is 1..L, or "all"; 0 for the output matrix.
+    """
+    weights = {n: w for n, w in model.named_parameters() if n.split(".")[-1] == kind}
+    made = {
+        "remove": {n: remove_component(w, direction) for n, w in weights.items()},
+        "keep": {n: keep_component(w, direction) for n, w in weights.items()},
+        "random": {
+            n: remove_random(w, direction, seed + layer)
+            for layer, (n, w) in enumerate(weights.items())
+        },
+    }
+    for number, name in enumerate(weights):
+        layer = 0 if kind == "output" else number + 1
+        yield from ((layer, what, {name: made[what][name]}) for what in INTERVENTIONS)
+    if len(weights) > 1:
+        yield from (("all", what, made[what]) for what in INTERVENTIONS)
 
 
 def intervention_table(
@@ -316,40 +325,32 @@ def intervention_table(
     in nats per token with its 95 % interval `low`, `high`, and for "remove" what theory `predicted` for
     that very text, else None. `seed` draws random directions and bootstraps.
     """
-    weights, directions = dict(model.named_parameters()), leading_terms(statistics)
-    plan, changes = [], []
-    for kind, layer, names in _places(len(model.layers)):
-        direction = directions[kind]
-        make = {
-            "remove": lambda name, direction=direction: remove_component(weights[name], direction),
-            "keep": lambda name, direction=direction: keep_component(weights[name], direction),
-            "random": lambda name, direction=direction: remove_random(
-                weights[name], direction, seed + list(weights).index(name)
-            ),
-        }
-        for intervention in INTERVENTIONS:
-            plan.append((kind, layer, len(names), intervention))
-            changes.append({name: make[intervention](name) for name in names})
-    rows = []
-    for text, (inputs, targets) in texts.items():
-        asked = descent_terms(statistics, inputs, targets)
-        cost = predicted_cost(statistics, step, learning_rate, text=asked)
-        measured = loss_changes(model, changes, inputs, targets, micro_batch=micro_batch)
-        for (kind, layer, count, intervention), differences in zip(plan, measured, strict=True):
-            low, high = paired_interval(differences, seed)
-            rows.append(
-                {
-                    "parameter": kind,
-                    "layer": layer,
-                    "intervention": intervention,
-                    "text": text,
-                    "documents": len(differences),
-                    "mean": differences.mean().item(),
-                    "low": low,
-                    "high": high,
-                    "predicted": cost[kind] * count if intervention == "remove" else None,
-                }
+    rows, costs = [], {}
+    for text, tokens in texts.items():
+        asked = descent_terms(statistics, *tokens)
+        costs[text] = predicted_cost(statistics, step, learning_rate, text=asked)
+    for kind, direction in leading_terms(statistics).items():  # one by one: the weights take memory
+        plan = list(_changes(model, kind, direction, seed))
+        for text, tokens in texts.items():
+            measured = loss_changes(
+                model, [changed for _, _, changed in plan], *tokens, micro_batch=micro_batch
             )
+            for (layer, intervention, changed), differences in zip(plan, measured, strict=True):
+                low, high = paired_interval(differences, seed)
+                cost = costs[text][kind] * len(changed)
+                rows.append(
+                    {
+                        "parameter": kind,
+                        "layer": layer,
+                        "intervention": intervention,
+                        "text": text,
+                        "documents": len(differences),
+                        "mean": differences.mean().item(),
+                        "low": low,
+                        "high": high,
+                        "predicted": cost if intervention == "remove" else None,
+                    }
+                )
     return rows
 
 

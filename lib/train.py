@@ -259,10 +259,14 @@ def _method(config: TrainConfig, corpus, batch_size: int, device: torch.device) 
     )
 
 
-def _theory_tokens(config: TrainConfig, tokens: torch.Tensor, batch_size: int) -> torch.Tensor:
+def theory_tokens(config: TrainConfig, tokens: torch.Tensor) -> torch.Tensor:
+    """The rows of `tokens` that a run's statistics are counted on; ValueError if there are too few."""
     if config.theory_sequences == "all":
         return tokens
-    count = batch_size if config.theory_sequences == "first_batch" else config.theory_sequences
+    first_batch = config.theory_sequences == "first_batch"
+    count = config.batch_size if first_batch else config.theory_sequences
+    if count == "full":
+        return tokens
     if count > len(tokens):
         raise ValueError(f"theory_sequences is {count} but the corpus has {len(tokens)} sequences.")
     return tokens[epoch_order(len(tokens), config.seed, 0)[:count]]
@@ -353,7 +357,7 @@ def _train(config, corpus, run_dir: Path, device, resume: bool, progress: bool) 
         if of_first != identity:
             raise ValueError("This process has other settings or another corpus than process 0.")
         _check_fit(config, corpus, batch_size)
-        theory = _theory_tokens(config, tokens, batch_size)
+        theory = theory_tokens(config, tokens)
         if world.is_first:
             _refuse_other_run(run_dir, identity)
         method = None if finished else _method(config, corpus, batch_size, device)

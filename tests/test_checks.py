@@ -475,6 +475,34 @@ def test_exercises_of_bpe():
         (checks.check_two_rows, lambda *a: [two_rows(*a)] * 2, "shape"),
         (checks.check_longest, lambda text: sum(1 + len(w) for w in text.split()), "values"),
         (checks.check_longest, lambda text: 1 + len(text.encode()), "values"),
+
+
+def test_exercises_of_direction_is_not_behaviour():
+    def steps_until_seen(largest, rate, edge=2.0**-25):
+        counts = ((s, 3 * math.comb(s, 4) + 2 * math.comb(s, 3)) for s in range(3, 10**5))
+        return next(s for s, count in counts if count * rate**4 * largest >= edge)
+
+    def change(w, delta, x, y):
+        return delta * x * (w * x - y + delta * x / 2)
+
+    def subtracted(w, delta, x, y):
+        return (((w + delta) * x - y) ** 2 - (w * x - y) ** 2) / 2
+
+    checks.check_steps_until_seen(steps_until_seen)
+    checks.check_change_of_square_loss(change)
+    checks.check_layers_at_once(torch.tensor(2.99))
+    checks.check_harmful_term([1, 1, 1, 1, 1])
+
+    wrong = [
+        (checks.check_steps_until_seen, lambda *a: steps_until_seen(*a, edge=2.0**-24), "values"),
+        (checks.check_steps_until_seen, lambda *a: steps_until_seen(*a) - 1, "values"),
+        (checks.check_change_of_square_loss, subtracted, "values"),
+        (checks.check_change_of_square_loss, lambda w, d, x, y: d * x * (w * x - y), "values"),
+        (checks.check_layers_at_once, 9.0, "values"),
+        (checks.check_layers_at_once, 27.0, "values"),
+        (checks.check_harmful_term, [0, 1, 2, 0, 3], "values"),
+        (checks.check_harmful_term, [1, 1, 1], "shape"),
+        (checks.check_harmful_term, [4, 4, 4, 4, 4], "shape"),
     ]
     for checker, answer, message in wrong:
         with pytest.raises(CheckFailed, match=message):

@@ -1,6 +1,7 @@
 """lib.intervene: projections, changes of the loss to full relative precision, and what removal costs."""
 
 import copy
+import json
 import math
 
 import mpmath
@@ -379,3 +380,89 @@ def test_float32_sees_no_change_of_attention_until_scores_pass_its_resolution():
     plain = (large.attention(TOKENS[0]) - uniform).abs().amax(dim=(1, 2, 3))
     found = [row["float64"] for row in attention_visibility(large, TOKENS[0])]
     assert found == pytest.approx(plain.tolist(), rel=1e-10)
+
+
+# The run notebook --------------------------------------------------------------------------------
+
+TINY = {
+    "vocab_size": 40,
+    "seq_len": 8,
+    "max_sequences": 40,
+    "batch_size": 20,
+    "num_layers": 2,
+    "learning_rate": 0.1,
+    "steps": 4,
+    "samples": 6,
+}
+
+
+@pytest.fixture
+def run_notebook(root, tmp_path, monkeypatch):
+    """Executes book/runs/intervene with parameters; returns the records by folder name."""
+    papermill = pytest.importorskip("papermill")
+    monkeypatch.setenv("TQDM_DISABLE", "1")
+    monkeypatch.setenv("LEADING_TERMS_CACHE", str(tmp_path / "cache"))
+    notebook = root / "book" / "runs" / "intervene.ipynb"
+
+    def execute(**parameters):
+        given = TINY | parameters | {"results_root": str(tmp_path / "results")}
+        try:
+            papermill.execute_notebook(
+                notebook, tmp_path / "out.ipynb", given, cwd=notebook.parent, progress_bar=False
+            )
+        except papermill.PapermillExecutionError as error:
+            raise RuntimeError(error.evalue) from error
+        folders = (tmp_path / "results").iterdir()
+        return {f.name: json.loads((f / "summary.json").read_text()) for f in folders}
+
+    return execute
+
+
+@pytest.mark.parametrize(
+    "parameters, sentence",
+    [
+        ({"sample": 6}, "Unknown parameter sample"),
+        ({"samples": 1}, "samples must be a whole number, 2 or more"),
+        ({"holdout": 1.5}, "holdout must be below 1"),
+    ],
+)
+def test_the_run_notebook_refuses_bad_parameters(run_notebook, parameters, sentence):
+    with pytest.raises(RuntimeError, match=sentence):
+        run_notebook(**parameters)
+
+
+@pytest.mark.slow
+def test_the_run_notebook_trains_and_measures_and_says_when_weights_are_gone(
+    run_notebook, tmp_path
+):
+    records = run_notebook()
+    (name,) = [name for name in records if name.startswith("intervene-")]
+    assert name.removeprefix("intervene-").removesuffix("-samples=6") in records  # the training run
+    found = records[name]
+    rows = found["interventions"]
+    assert len(rows) == (1 + 3 * 3) * 3 * 2 and all(row["documents"] == 6 for row in rows)
+    assert {row["text"] for row in rows} == set(found["loss"]) == {"train", "held_out"}
+    assert found["step"] == 4 and len(found["attention"]) == 2
+    removed = next(row for row in rows if row["text"] == "held_out")
+    assert removed["predicted"] == found["predicted_on"]["held_out"]["output"]
+    assert removed["mean"] == pytest.approx(removed["predicted"], rel=0.1)
+
+    train_record = tmp_path / "results" / name.removeprefix("intervene-").removesuffix("-samples=6")
+    before = {path.name: path.read_bytes() for path in train_record.iterdir()}
+    for path in (tmp_path / "cache" / "checkpoints").iterdir():
+        path.unlink()
+    with pytest.raises(RuntimeError, match="weights are gone .* with retrain=True"):
+        run_notebook(samples=7)
+    again = run_notebook(samples=7, retrain=True)[name.replace("samples=6", "samples=7")]
+    assert again["predicted"] == found["predicted"]  # the same text, the same statistics
+    assert {path.name: path.read_bytes() for path in train_record.iterdir()} == before
+
+
+@pytest.mark.slow
+def test_the_run_notebook_can_predict_without_training(run_notebook):
+    ((name, found),) = run_notebook(predict_only=True, steps=320, learning_rate=0.005).items()
+    assert name.endswith("predict_only=true-samples=6") and "interventions" not in found
+    attention = leading_coefficients(320, 0.005)["query_key"]
+    value = leading_coefficients(320, 0.005)["value"] * 320 * 0.005
+    expected = attention * value * found["squared_norms"]["query_key"]
+    assert found["predicted"]["query_key"] == pytest.approx(expected, rel=1e-12)
