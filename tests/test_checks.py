@@ -475,6 +475,10 @@ def test_exercises_of_bpe():
         (checks.check_two_rows, lambda *a: [two_rows(*a)] * 2, "shape"),
         (checks.check_longest, lambda text: sum(1 + len(w) for w in text.split()), "values"),
         (checks.check_longest, lambda text: 1 + len(text.encode()), "values"),
+    ]
+    for checker, answer, message in wrong:
+        with pytest.raises(CheckFailed, match=message):
+            checker(answer)
 
 
 def test_exercises_of_direction_is_not_behaviour():
