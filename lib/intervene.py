@@ -68,6 +68,15 @@ def remove_random(weight: Tensor, direction: Tensor, seed: int) -> Tensor:
 # --- what that does to the loss ------------------------------------------------------------------
 
 
+def _growth(probabilities: Tensor, difference: Tensor) -> tuple[Tensor, Tensor]:
+    """The differences less their mean, and p expm1 of that; [..., K] each.
+
+    A softmax ignores the mean; without it the sum of p expm1 is as small as the effect.
+    """
+    difference = difference - (probabilities * difference).sum(dim=-1, keepdim=True)
+    return difference, probabilities * difference.expm1()
+
+
 def softmax_change(probabilities: Tensor, difference: Tensor) -> Tensor:
     """softmax(scores + difference) - probabilities, both [..., K], where probabilities = softmax(scores).
 
@@ -75,10 +84,23 @@ def softmax_change(probabilities: Tensor, difference: Tensor) -> Tensor:
     as exact for differences of 1e-300 as for those of 1. Where a probability is 0 because the
     entry is masked, the difference must be finite.
     """
-    difference = difference - (probabilities * difference).sum(dim=-1, keepdim=True)
-    growth = probabilities * difference.expm1()
+    large = difference.abs().amax(dim=-1, keepdim=True) > 1  # there, nothing is lost by subtracting
+    _, growth = _growth(probabilities, difference.masked_fill(large, 0.0))
     total = growth.sum(dim=-1, keepdim=True)
-    return (growth - probabilities * total) / (1 + total)
+    small = (growth - probabilities * total) / (1 + total)
+    plain = (probabilities.log() + difference).softmax(dim=-1) - probabilities
+    return torch.where(large, plain, small)
+
+
+def _loss_change(log_probabilities: Tensor, difference: Tensor, targets: Tensor) -> Tensor:
+    """Change of the loss [n, T] when the logits move by `difference` [n, T, V]."""
+    large = difference.abs().amax(dim=-1) > 1
+    small, growth = _growth(log_probabilities.exp(), difference.masked_fill(large[..., None], 0.0))
+    moved = torch.where(large[..., None], difference, small)
+    normaliser = torch.where(
+        large, (log_probabilities + moved).logsumexp(dim=-1), growth.sum(dim=-1).log1p()
+    )
+    return normaliser - moved.gather(-1, targets[:, :, None]).squeeze(-1)
 
 
 @dataclass
@@ -148,10 +170,7 @@ def _token_changes(model, base: _Pass, changed: dict[str, Tensor], inputs, targe
         logits = logits + moved @ model.output
     if "output" in change:
         logits = logits + (base.hidden[-1] + moved) @ change["output"]
-    probabilities = base.log_probabilities.exp()
-    logits = logits - (probabilities * logits).sum(dim=-1, keepdim=True)  # the loss ignores it
-    normaliser = (probabilities * logits.expm1()).sum(dim=-1).log1p()
-    return normaliser - logits.gather(-1, targets[:, :, None]).squeeze(-1)
+    return _loss_change(base.log_probabilities, logits, targets)
 
 
 def _double(model) -> AttentionOnlyTransformer:
@@ -182,8 +201,7 @@ def loss_changes(model, changes, inputs, targets, *, micro_batch="auto") -> Tens
     `targets` [N, T], one document a row. The unchanged model is computed once for all changes. The
     weights, whatever their type, are taken as the float64 numbers that they are.
 
-    Raises ValueError for an unknown name or another shape, FloatingPointError if a score or logit moves
-    by more than about 700, where its exponential overflows.
+    Raises ValueError for an unknown name or another shape, FloatingPointError if a weight is not finite.
     """
     model = _double(model)
     shapes = {name: weight.shape for name, weight in model.named_parameters()}
@@ -199,7 +217,7 @@ def loss_changes(model, changes, inputs, targets, *, micro_batch="auto") -> Tens
     found = torch.cat(found, dim=1).cpu()
     if not found.isfinite().all():
         raise FloatingPointError(
-            "A change of the loss is not a number: a score or logit moves by more than about 700."
+            "A change of the loss is not a number: the model or a changed weight is not finite."
         )
     return found
 

@@ -107,6 +107,16 @@ def test_equals_the_difference_of_two_losses_where_that_is_visible(names):
     assert found.abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("name", ["output", "layers.0.query_key", "layers.1.value"])
+def test_no_change_is_too_large(name):
+    model = random_model(1)
+    changed = {name: 3e3 * dict(random_model(2).named_parameters())[name]}
+    found = loss_change(model, changed, *TOKENS)
+    plain = document_losses(with_weights(model, changed), *TOKENS) - document_losses(model, *TOKENS)
+    torch.testing.assert_close(found, plain, rtol=1e-10, atol=1e-10)
+    assert name == "layers.0.query_key" or found.abs().max() > 700  # where an exponential overflows
+
+
 def test_losses_of_documents_are_those_of_the_model():
     model = random_model(3)
     losses = document_losses(model, *TOKENS, micro_batch=2)
@@ -185,6 +195,9 @@ def test_softmax_change_at_every_size():
     step = torch.tensor([[1.0, -2.0, 0.5, 3.0]], dtype=torch.float64)
     torch.testing.assert_close(softmax_change(p, step), (scores + step).softmax(-1) - p)
     linear = p * (step - (p * step).sum())
+    for size in (0.3, 0.34, 10, 1e3):  # on both sides of where it changes its way
+        expected = (scores + size * step).softmax(-1) - p
+        torch.testing.assert_close(softmax_change(p, size * step), expected, rtol=1e-13, atol=1e-15)
     torch.testing.assert_close(softmax_change(p, 1e-200 * step) / 1e-200, linear)
     torch.testing.assert_close(
         softmax_change(p, 1e-12 * step + 1) / 1e-12, linear, rtol=1e-3, atol=0
@@ -199,8 +212,8 @@ def test_bad_changes_are_one_sentence():
         loss_change(model, {"output": torch.zeros(V)}, *TOKENS)
     with pytest.raises(ValueError, match="must be alike"):
         loss_change(model, {"output": model.output}, TOKENS[0], TOKENS[1][:, 1:])
-    with pytest.raises(FloatingPointError, match="more than about 700"):
-        loss_change(model, {"output": 1e4 * model.output}, *TOKENS)
+    with pytest.raises(FloatingPointError, match="weight is not finite"):
+        loss_change(model, {"output": math.nan * model.output}, *TOKENS)
 
 
 def test_a_float32_model_is_taken_for_the_numbers_it_holds():
