@@ -68,13 +68,16 @@ def remove_random(weight: Tensor, direction: Tensor, seed: int) -> Tensor:
 # --- what that does to the loss ------------------------------------------------------------------
 
 
-def _growth(probabilities: Tensor, difference: Tensor) -> tuple[Tensor, Tensor]:
-    """The differences less their mean, and p expm1 of that; [..., K] each.
+def _growth(probabilities: Tensor, difference: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The differences d less their mean, p expm1(d), and where d is large, [..., K], [..., K], [..., 1].
 
-    A softmax ignores the mean; without it the sum of p expm1 is as small as the effect.
+    A softmax ignores the mean; without it the sum of p expm1(d) is small of second order. Where d
+    passes 1, nothing is lost by subtracting, and p expm1(d), which could overflow, is left at 0.
     """
-    difference = difference - (probabilities * difference).sum(dim=-1, keepdim=True)
-    return difference, probabilities * difference.expm1()
+    centred = difference - (probabilities * difference).sum(dim=-1, keepdim=True)
+    felt = centred.masked_fill(probabilities == 0, 0.0)
+    large = felt.abs().amax(dim=-1, keepdim=True) > 1
+    return centred, probabilities * felt.masked_fill(large, 0.0).expm1(), large
 
 
 def softmax_change(probabilities: Tensor, difference: Tensor) -> Tensor:
@@ -84,8 +87,7 @@ def softmax_change(probabilities: Tensor, difference: Tensor) -> Tensor:
     as exact for differences of 1e-300 as for those of 1. Where a probability is 0 because the
     entry is masked, the difference must be finite.
     """
-    large = difference.abs().amax(dim=-1, keepdim=True) > 1  # there, nothing is lost by subtracting
-    _, growth = _growth(probabilities, difference.masked_fill(large, 0.0))
+    _, growth, large = _growth(probabilities, difference)
     total = growth.sum(dim=-1, keepdim=True)
     small = (growth - probabilities * total) / (1 + total)
     plain = (probabilities.log() + difference).softmax(dim=-1) - probabilities
@@ -94,13 +96,10 @@ def softmax_change(probabilities: Tensor, difference: Tensor) -> Tensor:
 
 def _loss_change(log_probabilities: Tensor, difference: Tensor, targets: Tensor) -> Tensor:
     """Change of the loss [n, T] when the logits move by `difference` [n, T, V]."""
-    large = difference.abs().amax(dim=-1) > 1
-    small, growth = _growth(log_probabilities.exp(), difference.masked_fill(large[..., None], 0.0))
-    moved = torch.where(large[..., None], difference, small)
-    normaliser = torch.where(
-        large, (log_probabilities + moved).logsumexp(dim=-1), growth.sum(dim=-1).log1p()
-    )
-    return normaliser - moved.gather(-1, targets[:, :, None]).squeeze(-1)
+    centred, growth, large = _growth(log_probabilities.exp(), difference)
+    plain = (log_probabilities + centred).logsumexp(dim=-1)
+    normaliser = torch.where(large.squeeze(-1), plain, growth.sum(dim=-1).log1p())
+    return normaliser - centred.gather(-1, targets[:, :, None]).squeeze(-1)
 
 
 @dataclass

@@ -202,6 +202,9 @@ def test_softmax_change_at_every_size():
     torch.testing.assert_close(
         softmax_change(p, 1e-12 * step + 1) / 1e-12, linear, rtol=1e-3, atol=0
     )
+    masked = torch.cat([p, torch.zeros(1, 1, dtype=torch.float64)], dim=-1)
+    far = torch.cat([1e-9 * step - 800, torch.zeros(1, 1, dtype=torch.float64)], dim=-1)
+    torch.testing.assert_close(softmax_change(masked, far)[:, :4] / 1e-9, linear, rtol=1e-3, atol=0)
 
 
 def test_bad_changes_are_one_sentence():
