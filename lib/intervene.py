@@ -97,8 +97,10 @@ def softmax_change(probabilities: Tensor, difference: Tensor) -> Tensor:
 def _loss_change(log_probabilities: Tensor, difference: Tensor, targets: Tensor) -> Tensor:
     """Change of the loss [n, T] when the logits move by `difference` [n, T, V]."""
     centred, growth, large = _growth(log_probabilities.exp(), difference)
-    plain = (log_probabilities + centred).logsumexp(dim=-1)
-    normaliser = torch.where(large.squeeze(-1), plain, growth.sum(dim=-1).log1p())
+    normaliser = growth.sum(dim=-1).log1p()
+    if large.any():
+        plain = (log_probabilities + centred).logsumexp(dim=-1)
+        normaliser = torch.where(large.squeeze(-1), plain, normaliser)
     return normaliser - centred.gather(-1, targets[:, :, None]).squeeze(-1)
 
 
