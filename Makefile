@@ -1,6 +1,6 @@
-# make book | test | lab | refresh | bench | lint | mutants | clean
+# make book | test | runs | lab | refresh | bench | lint | mutants | clean
 # Options: PYTHON (3.11 or newer) makes the environment, VENV says where it lies, WORKERS is the
-# number of test processes.
+# number of test processes, PRESETS names what `make runs` runs.
 PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
@@ -23,7 +23,7 @@ export IPYTHONDIR = $(abspath $(VENV))/ipython
 # Checks must raise here; only the equation gate records them instead.
 unexport LEADING_TERMS_CHECKS
 
-.PHONY: setup book test lab refresh bench lint mutants clean
+.PHONY: setup book test runs lab refresh bench lint mutants clean
 
 setup: $(STAMP)
 
@@ -58,6 +58,11 @@ ifneq ($(RUNS),)
 	LEADING_TERMS_RESULTS="$$results" LEADING_TERMS_CACHE="$$results/cache" \
 	  "$(BIN)/pytest" $(NBVAL) $(RUNS)
 endif
+
+# Heavy runs: make runs PRESETS="sample article". They may fetch a corpus and show how far they are.
+runs: $(STAMP)
+	env -u HF_HUB_OFFLINE -u HF_DATASETS_DISABLE_PROGRESS_BARS -u TQDM_DISABLE \
+	  "$(BIN)/python" -m lib.presets $(or $(PRESETS),--list)
 
 lab: $(STAMP)
 	"$(BIN)/jupyter" lab book

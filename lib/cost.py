@@ -141,3 +141,16 @@ def choose(
 
 def _table_entries(vocab_size, num_layers) -> int:
     return vocab_size**2 * (sum(4**b for b in range(num_layers)) + 2**num_layers)
+
+
+def story_tokens(vocab_size, seq_len, sequences, *, device="cpu", seed=0):
+    """Inputs and targets [sequences, seq_len], drawn alone and with frequencies like those of words.
+
+    The exponent gives a sequence of 200 about 90 distinct tokens of 3000, as in TinyStories.
+    """
+    weights = torch.arange(1, vocab_size + 1) ** -1.18
+    generator = torch.Generator().manual_seed(seed)
+    count = sequences * (seq_len + 1)
+    tokens = torch.multinomial(weights, count, replacement=True, generator=generator)
+    tokens = tokens.view(sequences, seq_len + 1).to(device)
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

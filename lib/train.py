@@ -235,7 +235,7 @@ def loss_and_gradients(model, inputs, targets, *, micro_batch="auto", method="de
     return METHODS[method](model, inputs, targets, micro_batch=micro_batch)
 
 
-def _method(config: TrainConfig, corpus, batch_size: int, device: torch.device) -> str:
+def choose_method(config: TrainConfig, corpus, batch_size: int, device: torch.device) -> str:
     """The one of METHODS that a step of this run should take; MemoryError if neither fits."""
     square, item = corpus.vocab_size**2, 4 if config.dtype == "float32" else 8
     free, processes = available_memory(device), distributed.world().size
@@ -360,7 +360,7 @@ def _train(config, corpus, run_dir: Path, device, resume: bool, progress: bool) 
         theory = theory_tokens(config, tokens)
         if world.is_first:
             _refuse_other_run(run_dir, identity)
-        method = None if finished else _method(config, corpus, batch_size, device)
+        method = None if finished else choose_method(config, corpus, batch_size, device)
         model = AttentionOnlyTransformer(
             vocab_size,
             config.seq_len,
@@ -555,7 +555,9 @@ def main(arguments=None) -> int:
     }
     root = given.pop("results_root", None)
     try:
-        config = TrainConfig(**{name: _from_text(name, text) for name, text in given.items()})
+        config = TrainConfig(
+            **{name: setting_from_text(name, text) for name, text in given.items()}
+        )
         run_dir = results_root(root) / run_name(asdict(config))
         with distributed.processes(config.torch_device()):
             corpus = distributed.first_then_others(lambda: corpus_of(config))
@@ -584,7 +586,7 @@ def _print_result(result: RunResult) -> None:
         )
 
 
-def _from_text(name: str, text: str):
+def setting_from_text(name: str, text: str):
     """A command-line value in the type that the setting has; texts stay texts."""
     kind = TrainConfig.__dataclass_fields__[name].type
     if kind in ("str", str):

@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "model": set(),
     "paths": {"model", "threads"},
     "plots": set(),
+    "presets": {"cost", "model", "results", "statistics", "train"},
     "probes": {"statistics", "theory", "model"},
     "results": set(),
     "dynamics": {"statistics"},
