@@ -97,7 +97,10 @@ PRESETS = {
     "sample-bpe": Preset(
         "the sample in BPE tokens", _settings(**_SAMPLE | {"tokenizer": "bpe", "epochs": 10})
     ),
-    "article": Preset("the article's reproduction", _settings(**_ARTICLE)),
+    "article": Preset(
+        "the article's reproduction, in its micro-batches (on a CPU take --micro-batch-size auto)",
+        _settings(**_ARTICLE),
+    ),
     "article-all": Preset("the same, theory from all sequences", _settings(**_ARTICLE | _ALL)),
     "paper-small-lr": Preset("the paper's Table 1 and Figure 4", _settings(**_PAPER)),
     "paper-small-lr-all": Preset("the same, theory from all sequences", _settings(**_PAPER | _ALL)),
