@@ -143,6 +143,17 @@ def test_runs_through_the_notebook_resume_go_on_after_a_failure_and_are_skipped(
     assert main(["one"]) == 1 and ran == [bad]
 
 
+def test_a_failing_run_stops_only_itself_and_finished_ones_are_skipped(monkeypatch, capsys):
+    bad = replace(SMALL, batch_size=61)
+    use(monkeypatch, one=(bad, SMALL), later=replace(SMALL, seed=1))
+    ran = without_notebook(monkeypatch)
+    assert main(["one", "later"]) == 1
+    assert ran == [bad, SMALL, replace(SMALL, seed=1)]
+    assert "failed: batch_size is 61 but the corpus has only 60" in capsys.readouterr().err
+    assert main(["later"]) == 0 and len(ran) == 3
+    assert main(["one"]) == 1 and ran[3:] == [bad]
+
+
 def test_table_shows_measured_cost_and_the_estimate_for_the_rest(monkeypatch, capsys):
     use(monkeypatch, done=SMALL, open=replace(SMALL, seed=1), unknown=replace(SMALL, seed=2))
     without_notebook(monkeypatch)
