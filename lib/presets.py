@@ -209,10 +209,21 @@ def estimate(name: str, root=None) -> dict | None:
 
 
 def cost_in_words(found: dict | None) -> str:
-    """An estimate in a few words: hours for one run, or why it does not fit."""
+    """An estimate in a few words: the time of one run, or why it does not fit."""
     if found is None:
         return "no dry run yet"
-    return found["refused"] or f"{found['hours']:,.3g} hours"
+    return found["refused"] or duration(3600 * found["hours"])
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words, to two digits: "12 seconds", "3.4 minutes", "110 hours"."""
+    size, unit = next(
+        (size, unit)
+        for size, unit in ((3600, "hours"), (60, "minutes"), (1, "seconds"))
+        if seconds >= size or size == 1
+    )
+    two_digits = float(f"{seconds / size:.2g}")
+    return f"{two_digits:,.0f} {unit}" if two_digits >= 10 else f"{two_digits:g} {unit}"
 
 
 def _clock(device):
@@ -348,8 +359,8 @@ def dry_runs(names, repeats: int, root=None, **changed) -> None:
         else:
             print(
                 f"{name}: {found['seconds_per_step']:.3g} s a step ({found['method']}), "
-                f"{found['updates']:,} updates, {found['hours']:.3g} hours; "
-                f"counting {found['statistics_seconds']:.3g} s"
+                f"{found['updates']:,} updates, {cost_in_words(found)}; "
+                f"counting {duration(found['statistics_seconds'])}"
             )
 
 

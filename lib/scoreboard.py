@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from lib.presets import cost_in_words, estimate, preset
+from lib.presets import cost_in_words, duration, estimate, preset
 from lib.results import REPOSITORY, USUAL_VALUES, load_run, read_json, results_root, run_name
 from lib.series import expand
 from lib.theory import leading_coefficients
@@ -197,13 +197,13 @@ def cost_of(entry: dict, work: dict, root=None) -> str:
         if not found or found["refused"]:
             return ""
         seconds = work[kind]["multiplications"] / found["multiplications_per_second"]
-        return f"{seconds / 60:,.0f} minutes {work[kind]['each']}"
+        return f"{duration(seconds)} {work[kind]['each']}"
     found = estimate(entry["needs"], root) if "needs" in entry else None
     if found is None:
         return ""
     if kind == "training" or found["refused"]:
         return cost_in_words(found)
-    return f"{found['statistics_seconds'] / 60:,.2g} minutes of counting"
+    return f"{duration(found['statistics_seconds'])} of counting"
 
 
 def rows(path=PUBLISHED, root=None) -> list[dict]:

@@ -163,9 +163,9 @@ def test_table_shows_measured_cost_and_the_estimate_for_the_rest(monkeypatch, ca
     chosen = [(name, found.settings[0]) for name, found in presets.PRESETS.items()]
     head, *lines = presets.table(chosen).splitlines()
     assert head.split() == ["preset", "state", "updates", "seconds", "MiB", "estimate", "run"]
-    assert lines[0].split()[1:3] == ["finished", "4"] and "hours" not in lines[0]
+    assert lines[0].split()[1:3] == ["finished", "4"] and "seconds" not in lines[0]
     assert "not yet run" in lines[1]
-    assert f"{presets.estimate('open')['hours']:,.3g} hours" in lines[1]
+    assert presets.cost_in_words(presets.estimate("open")) in lines[1]
     assert "no dry run yet" in lines[2]
     for line, (_, config) in zip(lines, chosen, strict=True):
         assert line.endswith(results.run_name(asdict(config)))
@@ -249,6 +249,22 @@ def test_dry_run_says_what_does_not_fit(monkeypatch, capsys):
 def test_small_batches_are_timed_whole():
     found = dry_run(SMALL)
     assert max(found["seconds"]) <= 16 and found["updates"] == 4
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.123, "0.12 seconds"),
+        (59.9, "60 seconds"),
+        (60, "1 minutes"),
+        (3599, "60 minutes"),
+        (4e3, "1.1 hours"),
+        (383456, "110 hours"),
+        (1e7, "2,800 hours"),
+    ],
+)
+def test_durations_in_words(seconds, words):
+    assert presets.duration(seconds) == words
 
 
 def test_unknown_preset_is_refused():
