@@ -216,14 +216,15 @@ def cost_in_words(found: dict | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words, to two digits: "12 seconds", "3.4 minutes", "110 hours"."""
+    """Seconds in words, to two digits: "12 seconds", "1 minute", "3.4 minutes", "110 hours"."""
     size, unit = next(
         (size, unit)
-        for size, unit in ((3600, "hours"), (60, "minutes"), (1, "seconds"))
+        for size, unit in ((3600, "hour"), (60, "minute"), (1, "second"))
         if seconds >= size or size == 1
     )
-    two_digits = float(f"{seconds / size:.2g}")
-    return f"{two_digits:,.0f} {unit}" if two_digits >= 10 else f"{two_digits:g} {unit}"
+    number = float(f"{seconds / size:.2g}")
+    text = f"{number:,.0f}" if number >= 10 else f"{number:g}"
+    return f"{text} {unit}" + "s" * (text != "1")
 
 
 def _clock(device):

@@ -23,8 +23,9 @@ from lib.theory import leading_coefficients
 PUBLISHED = REPOSITORY / "data" / "published.toml"
 VERDICTS = ("agrees", "differs", "not yet run", "not in our copy")
 MISSING = "not in our copy"
-# Settings that a machine decides, and the seed: with others it is still the same experiment.
-IMMATERIAL = ("seed", "micro_batch_size", "device", "dtype", "deterministic")
+# Settings that a machine decides, the seed, and how many documents an intervention is measured on: with
+# others it is still the same experiment.
+IMMATERIAL = ("seed", "micro_batch_size", "device", "dtype", "deterministic", "samples")
 TAKE = {
     "min": min,
     "max": max,
@@ -41,7 +42,7 @@ def published(path=PUBLISHED) -> dict:
     """
     found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     needed = {"id", "topic", "source", "where", "quantity", "published", "setting", "chapter"}
-    optional = {"expect", "needs", "cost", "run", "read", "take", "computed", "beside"}
+    optional = {"expect", "needs", "kind", "cost", "run", "read", "take", "computed", "beside"}
     topics, seen = {topic["key"] for topic in found["topic"]}, set()
     for entry in found["entry"]:
         name = entry.get("id", "without id")
@@ -81,8 +82,11 @@ def read(record: dict, path: str) -> list:
     return found
 
 
-def runs_of(name: str, root=None) -> list[str]:
-    """Names of the finished runs of a preset's experiment, whatever their seeds (see IMMATERIAL)."""
+def runs_of(name: str, kind: str = "", root=None) -> list[str]:
+    """Names of the finished runs of a preset's experiment, whatever their seeds (see IMMATERIAL).
+
+    `kind` is "" for training, or what stands before the name of a run that goes on from it: "intervene".
+    """
 
     def experiment(parameters):
         given = USUAL_VALUES | parameters
@@ -91,7 +95,8 @@ def runs_of(name: str, root=None) -> list[str]:
     wanted, found = experiment(asdict(preset(name).settings[0])), []
     for summary in sorted(results_root(root).glob("*/summary.json")):
         parameters = read_json(summary.with_name("run.json"))["parameters"]
-        if summary.parent.name == run_name(parameters) and experiment(parameters) == wanted:
+        own_name = "-".join(part for part in (kind, run_name(parameters)) if part)
+        if summary.parent.name == own_name and experiment(parameters) == wanted:
             found.append(summary.parent.name)
     return found
 
@@ -103,7 +108,8 @@ def _values(place: dict, default: dict, root) -> tuple[list, list[str]]:
         folders = sorted(path.parent.name for path in results_root(root).glob("*/summary.json"))
         runs = [name for name in folders if re.fullmatch(pattern, name)]
     else:
-        runs = runs_of(place.get("preset") or place["needs"], root)
+        kind = place.get("kind", default.get("kind", ""))
+        runs = runs_of(place.get("preset") or place["needs"], kind, root)
     path, take = (place.get(key, default.get(key)) for key in ("read", "take"))
     if path is None:
         return [], []
@@ -176,12 +182,17 @@ def agrees(entry: dict, values: list) -> bool:
     return least - tolerance <= value <= most + tolerance
 
 
-def _in_words(values: list, digits: int = 6) -> str:
+def _number(value: float) -> str:
+    """Six digits, as cosines near 1 need them; three where a number is small."""
+    return f"{value:.6g}" if abs(value) > 0.1 else f"{value:.3g}"
+
+
+def _in_words(values: list) -> str:
     if any(isinstance(value, list) for value in values):
         return "; ".join(", ".join(map(str, value)) for value in values)
-    text = f"{sum(values) / len(values):.{digits}g}"
+    text = _number(sum(values) / len(values))
     if len(values) > 1:
-        text += f" ({min(values):.{digits}g} to {max(values):.{digits}g}, {len(values)} seeds)"
+        text += f" ({_number(min(values))} to {_number(max(values))}, {len(values)} seeds)"
     return text
 
 

@@ -256,7 +256,7 @@ def test_small_batches_are_timed_whole():
     [
         (0.123, "0.12 seconds"),
         (59.9, "60 seconds"),
-        (60, "1 minutes"),
+        (60, "1 minute"),
         (3599, "60 minutes"),
         (4e3, "1.1 hours"),
         (383456, "110 hours"),

@@ -72,10 +72,11 @@ def board(tmp_path, monkeypatch):
     return one
 
 
-def record(root, config, loss, **summary):
-    folder = root / run_name(asdict(config))
+def record(root, config, loss, prefix="", more=None, **summary):
+    parameters = asdict(config) | (more or {})
+    folder = root / (prefix + run_name(parameters))
     corpus = {"name": "x", "fingerprint": "x", "sequences": 7}
-    write_json(folder / "run.json", {"parameters": asdict(config), "corpus": corpus})
+    write_json(folder / "run.json", {"parameters": parameters, "corpus": corpus})
     write_json(folder / "summary.json", {"finished": True, "loss": loss, **summary})
 
 
@@ -178,7 +179,7 @@ def test_a_smaller_run_stands_beside_and_never_decides(board):
     beside = "beside = [{preset = 'small'}, {run = 'sample-*', scale = 'by name'}]"
     row = board(text=beside)
     assert row["verdict"] == "not yet run" and row["ours"] == "" and row["runs"] == []
-    (name,) = runs_of("small", board.root)
+    (name,) = runs_of("small", root=board.root)
     assert row["smaller"] == [("small", "0.9", [name]), ("by name", "0.9", [name])]
     assert board(published="not in our copy", text=beside)["verdict"] == "not in our copy"
 
@@ -190,6 +191,14 @@ def test_only_the_published_setting_counts(board):
     assert board()["verdict"] == "not yet run"  # nor does the dry run's own record
     record(board.root, FULL, 0.9)
     assert board()["verdict"] == "agrees"
+
+
+def test_a_run_that_goes_on_from_the_training_is_found_by_its_kind(board):
+    record(board.root, FULL, 0.1, prefix="intervene-", more={"samples": 64})
+    record(board.root, FULL, 0.2, prefix="intervene-", more={"samples": 64, "predict_only": True})
+    assert board()["verdict"] == "not yet run"
+    row = board(kind="intervene", why="x")
+    assert row["ours"] == "0.1" and len(row["runs"]) == 1
 
 
 def test_a_path_that_finds_nothing_is_refused(board):
