@@ -33,6 +33,7 @@ from lib.train import TrainConfig, choose_method, corpus_of, loss_and_gradients,
 NOTEBOOK = REPOSITORY / "book" / "runs" / "train.ipynb"
 # A dry run times one step at each of two numbers of sequences and goes on along the line through them.
 SEQUENCES = {"paths": (64, 256), "dense": (2, 8)}
+FREE_OF_COST = ("learning_rate", "epochs", "steps", "seed", "theory_sequences")  # of one step
 DRY_RUN_SECONDS = 60  # no further repetition begins once a preset's steps have taken this long
 
 
@@ -203,7 +204,7 @@ def table(chosen, root=None) -> str:
 
 
 def estimate(name: str, root=None) -> dict | None:
-    """What the last dry run of a preset found (see dry_run); None if there was none."""
+    """What the last dry run of a preset found (see expected); None if there was none."""
     path = results_root(root) / f"estimate-{name}" / "summary.json"
     return read_json(path) if path.exists() else None
 
@@ -243,21 +244,23 @@ def _line(times: dict[int, float], count: int) -> float:
     return last + each * (count - large)
 
 
-def dry_run(config: TrainConfig, repeats: int = 1) -> dict:
-    """Seconds of a training step at the settings' real sizes, on drawn tokens, and what follows from it.
+def _sequences(config) -> tuple[int, int]:
+    """Sequences of the corpus and of a batch; only where the settings do not say is the corpus read."""
+    total = config.max_sequences or len(corpus_of(config).tokens)
+    return total, total if config.batch_size == "full" else config.batch_size
 
-    Steps are taken with few sequences and the time is linear in their number; each is repeated up to
-    `repeats` times and the shortest counts. Returns `refused` (None, or the sentence that says why it
-    does not fit into the memory here), and where it fits `method`, `seconds` {sequences: seconds},
-    `seconds_per_step`, `updates`, `hours` (all updates, without snapshots), `statistics_seconds` (of
-    counting the theory's sequences), `step_memory_gib` (an upper estimate beside weights and
-    statistics), `multiplications_per_second` (of a large float32 product on this machine).
+
+def measure(config: TrainConfig, repeats: int = 1) -> dict:
+    """Seconds of training steps at the settings' real sizes, on drawn tokens, with few sequences.
+
+    Each is repeated up to `repeats` times and the shortest counts. Returns `refused`: None, or the
+    sentence that says why it does not fit into the memory here; where it fits also `method`, `seconds`
+    {sequences: seconds of an update}, `counting` {sequences: seconds of the statistics},
+    `step_memory_gib` (of a whole step beside weights and statistics, an upper estimate) and
+    `multiplications_per_second` (of a large float32 product on this machine).
     Raises what corpus_of raises where only the corpus says how many sequences there are.
     """
-    device = config.torch_device()
-    size = config.vocab_size, config.seq_len, config.num_layers
-    sequences = config.max_sequences or len(corpus_of(config).tokens)
-    batch = sequences if config.batch_size == "full" else config.batch_size
+    device, (_, batch) = config.torch_device(), _sequences(config)
     tokens = cost.story_tokens(config.vocab_size, config.seq_len, min(256, batch), device=device)
     drawn = SimpleNamespace(inputs=tokens[0], vocab_size=config.vocab_size)
     try:
@@ -265,33 +268,46 @@ def dry_run(config: TrainConfig, repeats: int = 1) -> dict:
         seconds, rate = _step_seconds(config, tokens, batch, method, device, repeats)
         counting = _statistics_seconds(config.vocab_size, tokens, device)
     except (MemoryError, torch.OutOfMemoryError) as error:
-        return {"finished": True, "refused": str(error)}
-    updates = config.steps or config.epochs * (sequences // batch)
-    memory = {
-        "dense": cost.dense_memory,
-        "paths": lambda *a, **k: cost.paths_memory(*a, device=device.type, **k),
-    }[method]
-    theory = {"all": sequences, "first_batch": batch}.get(
-        config.theory_sequences, config.theory_sequences
-    )
-    per_step = _line(seconds, batch)
+        return {"refused": str(error)}
+    size = config.vocab_size, config.seq_len, config.num_layers, batch
+    how = {
+        "itemsize": 4 if config.dtype == "float32" else 8,
+        "micro_batch": config.micro_batch_size,
+    }
+    if method == "dense":
+        memory = cost.dense_memory(*size, **how)
+    else:
+        memory = cost.paths_memory(*size, device=device.type, **how)
     return {
-        "finished": True,
         "refused": None,
         "method": method,
         "seconds": seconds,
-        "seconds_per_step": per_step,
-        "updates": updates,
-        "hours": per_step * updates / 3600,
-        "statistics_seconds": _line(counting, theory),
-        "step_memory_gib": memory(
-            *size,
-            batch,
-            itemsize=4 if config.dtype == "float32" else 8,
-            micro_batch=config.micro_batch_size,
-        )
-        / 2**30,
+        "counting": counting,
+        "step_memory_gib": memory / 2**30,
         "multiplications_per_second": rate,
+    }
+
+
+def expected(config: TrainConfig, found: dict) -> dict:
+    """What follows from `measure` for a run: the time is linear in the number of sequences.
+
+    Adds `updates`, `seconds_per_step`, `hours` (all updates, without snapshots) and
+    `statistics_seconds` (of counting the theory's sequences), unless it was refused.
+    """
+    if found["refused"]:
+        return found | {"finished": True}
+    total, batch = _sequences(config)
+    updates = config.steps or config.epochs * (total // batch)
+    per_step = _line(found["seconds"], batch)
+    theory = {"all": total, "first_batch": batch}.get(
+        config.theory_sequences, config.theory_sequences
+    )
+    return found | {
+        "finished": True,
+        "updates": updates,
+        "seconds_per_step": per_step,
+        "hours": per_step * updates / 3600,
+        "statistics_seconds": _line(found["counting"], theory),
     }
 
 
@@ -349,8 +365,12 @@ def dry_runs(names, repeats: int, root=None, **changed) -> None:
     Raises ValueError for an unknown preset.
     """
     presets = {name: replace(preset(name).settings[0], **changed) for name in names}
+    measured = {}  # presets of the same sizes are measured once
     for name, config in presets.items():
-        found = dry_run(config, repeats)
+        same = tuple(value for key, value in asdict(config).items() if key not in FREE_OF_COST)
+        if same not in measured:
+            measured[same] = measure(config, repeats)
+        found = expected(config, measured[same])
         folder = results_root(root) / f"estimate-{name}"
         made = {"parameters": asdict(config), **environment(config.torch_device())}
         write_json(folder / "run.json", made)

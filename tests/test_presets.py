@@ -8,7 +8,7 @@ import pytest
 
 from lib import presets, results
 from lib import train as training
-from lib.presets import PRESETS, Preset, dry_run, main, preset, state
+from lib.presets import PRESETS, Preset, expected, main, measure, preset, state
 from lib.train import TrainConfig, train
 
 ROOT = Path(__file__).parents[1]
@@ -237,6 +237,27 @@ def test_dry_run_extrapolates_along_the_line(monkeypatch, capsys):
     assert presets._line({16: 2.0}, 16) == 2.0
 
 
+def test_presets_of_the_same_sizes_are_measured_once(monkeypatch, capsys):
+    use(
+        monkeypatch,
+        one=SMALL,
+        longer=replace(SMALL, steps=40, learning_rate=0.1, theory_sequences=20),
+        larger=replace(SMALL, vocab_size=41),
+    )
+    real, calls = presets.measure, []
+    monkeypatch.setattr(presets, "measure", lambda *a: (calls.append(a[0]), real(*a))[1])
+    assert main(["one", "longer", "larger", "--dry-run", "1"]) == 0
+    assert [config.vocab_size for config in calls] == [40, 41]
+    one, longer = presets.estimate("one"), presets.estimate("longer")
+    assert longer["hours"] == pytest.approx(10 * one["hours"])
+    assert (
+        results.read_json(results.results_root() / "estimate-longer" / "run.json")["parameters"][
+            "steps"
+        ]
+        == 40
+    )
+
+
 def test_dry_run_says_what_does_not_fit(monkeypatch, capsys):
     use(monkeypatch, one=SMALL)
     monkeypatch.setattr(training, "available_memory", lambda device: 1000)
@@ -247,7 +268,7 @@ def test_dry_run_says_what_does_not_fit(monkeypatch, capsys):
 
 
 def test_small_batches_are_timed_whole():
-    found = dry_run(SMALL)
+    found = expected(SMALL, measure(SMALL))
     assert max(found["seconds"]) <= 16 and found["updates"] == 4
 
 
