@@ -214,7 +214,7 @@ def cost_of(entry: dict, work: dict, root=None) -> str:
         return ""
     if kind == "training" or found["refused"]:
         return cost_in_words(found)
-    return f"{duration(found['statistics_seconds'])} of counting"
+    return f"{duration(found['statistics_seconds'])} of counting, once the corpus is fetched"
 
 
 def rows(path=PUBLISHED, root=None) -> list[dict]:
@@ -277,7 +277,7 @@ def cells(row: dict) -> list[tuple[str, str]]:
         "differs": f": {row.get('why')}",
     }.get(row["verdict"], "")
     return [
-        (row["quantity"], row["setting"]),
+        (row["quantity"], f"{row['setting']} (chapter {row['chapter']})"),
         (row["published"], f"{row['source']}, {row['where']}"),
         (row["ours"] or "–", made_by if row["ours"] else ""),
         ("; ".join(f"{scale}: {text}" for scale, text, _ in row["smaller"]) or "–", ""),

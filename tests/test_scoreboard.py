@@ -119,7 +119,7 @@ def test_computed_numbers():
 def test_not_yet_run_has_the_estimated_cost(board):
     row = board()
     assert (row["verdict"], row["cost"], row["ours"]) == ("not yet run", "3.5 hours", "")
-    assert board(cost="statistics")["cost"] == "1.5 minutes of counting"
+    assert board(cost="statistics")["cost"] == "1.5 minutes of counting, once the corpus is fetched"
     assert board(cost="far")["cost"] == "10 minutes a checkpoint"
     write_json(board.root / "estimate-full" / "summary.json", {"refused": "It needs 9 GiB."})
     assert board()["cost"] == "It needs 9 GiB."
