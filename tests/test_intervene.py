@@ -199,12 +199,15 @@ def test_softmax_change_at_every_size():
         expected = (scores + size * step).softmax(-1) - p
         torch.testing.assert_close(softmax_change(p, size * step), expected, rtol=1e-13, atol=1e-15)
     torch.testing.assert_close(softmax_change(p, 1e-200 * step) / 1e-200, linear)
-    torch.testing.assert_close(
-        softmax_change(p, 1e-12 * step + 1) / 1e-12, linear, rtol=1e-3, atol=0
-    )
-    masked = torch.cat([p, torch.zeros(1, 1, dtype=torch.float64)], dim=-1)
-    far = torch.cat([1e-9 * step - 800, torch.zeros(1, 1, dtype=torch.float64)], dim=-1)
-    torch.testing.assert_close(softmax_change(masked, far)[:, :4] / 1e-9, linear, rtol=1e-3, atol=0)
+    # A constant changes nothing, not even digits (these sums are exact); masked entries feel none.
+    size = 2.0**-40
+    moved = softmax_change(p, size * step + 0.5) / size
+    torch.testing.assert_close(moved, linear, rtol=1e-9, atol=0)
+    nothing = torch.zeros(1, 1, dtype=torch.float64)
+    masked, far = torch.cat([p, nothing], -1), torch.cat([size * step - 800, nothing], -1)
+    moved = softmax_change(masked, far) / size
+    torch.testing.assert_close(moved[:, :4], linear, rtol=1e-9, atol=0)
+    assert moved[0, 4] == 0
 
 
 def test_bad_changes_are_one_sentence():
