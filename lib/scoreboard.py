@@ -183,8 +183,9 @@ def agrees(entry: dict, values: list) -> bool:
 
 
 def _number(value: float) -> str:
-    """Six digits, as cosines near 1 need them; three where a number is small."""
-    return f"{value:.6g}" if abs(value) > 0.1 else f"{value:.3g}"
+    """Six digits, as cosines near 1 need them, or the distance from 1; three where a number is small."""
+    text = f"{value:.6g}" if abs(value) > 0.1 else f"{value:.3g}"
+    return f"1 − {1 - value:.1e}" if text == "1" and value < 1 else text
 
 
 def _in_words(values: list) -> str:

@@ -245,6 +245,11 @@ def test_paths_into_a_record():
     assert read(record, "summary.loss") == []
 
 
+def test_a_cosine_that_is_not_one_is_not_shown_as_one():
+    shown = [scoreboard._in_words([value]) for value in (1.0, 1 - 2e-7, 0.9999, 1.53e-7, 2)]
+    assert shown == ["1", "1 − 2.0e-07", "0.9999", "1.53e-07", "2"]
+
+
 def test_html_is_escaped_and_every_row_is_there(board):
     row = board(quantity="<b>bold</b>", note="A & B")
     page = as_html([row, row])
