@@ -76,7 +76,6 @@ def main():
     device, size = options.device, TINY if options.tiny else ARTICLE
     if device == "cuda" and not torch.cuda.is_available():
         sys.exit("No CUDA device was found: run this on a GPU, or try it with --device cpu --tiny.")
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 
     vocab_size, length, num_layers, count = size.values()
     transformer = model.AttentionOnlyTransformer(vocab_size, length, num_layers, init_std=0.02)

@@ -7,6 +7,8 @@ import torch
 from lib.cost import story_tokens  # noqa: F401 (the benchmarks take it from here)
 from lib.results import environment, results_root, write_json
 
+torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+
 
 def clock():
     """Seconds: CPU time where torch has one thread, since other processes disturb it less; else wall time."""

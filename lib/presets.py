@@ -28,7 +28,14 @@ from lib.results import (
     write_json,
 )
 from lib.statistics import corpus_statistics
-from lib.train import TrainConfig, choose_method, corpus_of, loss_and_gradients, setting_from_text
+from lib.train import (
+    TrainConfig,
+    choose_method,
+    corpus_of,
+    loss_and_gradients,
+    setting_from_text,
+    switch_tf32_off,
+)
 
 NOTEBOOK = REPOSITORY / "book" / "runs" / "train.ipynb"
 # A dry run times one step at each of two numbers of sequences and goes on along the line through them.
@@ -260,6 +267,7 @@ def measure(config: TrainConfig, repeats: int = 1) -> dict:
     `multiplications_per_second` (of a large float32 product on this machine).
     Raises what corpus_of raises where only the corpus says how many sequences there are.
     """
+    switch_tf32_off()
     device, (_, batch) = config.torch_device(), _sequences(config)
     tokens = cost.story_tokens(config.vocab_size, config.seq_len, min(256, batch), device=device)
     drawn = SimpleNamespace(inputs=tokens[0], vocab_size=config.vocab_size)

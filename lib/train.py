@@ -272,7 +272,7 @@ def theory_tokens(config: TrainConfig, tokens: torch.Tensor) -> torch.Tensor:
     return tokens[epoch_order(len(tokens), config.seed, 0)[:count]]
 
 
-def _switch_tf32_off() -> None:
+def switch_tf32_off() -> None:
     """TF32 keeps 10 bits of a float32: the query-key signal would be lost. Raises ValueError if it stays on."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     try:
@@ -335,7 +335,7 @@ def train(config: TrainConfig, corpus, run_dir, *, resume=True, progress=True) -
     """
     device = config.torch_device()
     with distributed.processes(device), _repeatable(config, device):
-        _switch_tf32_off()
+        switch_tf32_off()
         try:
             return _train(config, corpus, Path(run_dir), device, resume, progress)
         except torch.OutOfMemoryError as error:
