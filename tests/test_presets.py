@@ -221,12 +221,14 @@ def test_dry_run_extrapolates_along_the_line(monkeypatch, capsys):
         theory_sequences="first_batch",
     )
     use(monkeypatch, one=config)
+    monkeypatch.setattr(presets.torch.backends.cudnn, "allow_tf32", True)
     assert main(["one", "--dry-run", "2"]) == 0
     run, found = (
         results.read_json(results.results_root() / "estimate-one" / f"{name}.json")
         for name in ("run", "summary")
     )
     assert run["parameters"] == asdict(config) and run["versions"]
+    assert run["tf32"] is False
     assert found["updates"] == 12 and found["refused"] is None
     assert list(found["seconds"]) == [str(n) for n in presets.SEQUENCES[found["method"]]]
     assert found["seconds_per_step"] >= max(found["seconds"].values()) > 0
