@@ -1,13 +1,11 @@
-"""One training step, dense against paths: ratio, equality, memory, part of the machine's speed, scaling.
+"""One training step, dense against paths: ratio, memory, part of the machine's speed, scaling.
 
 The dense model runs on few sequences and is scaled linearly; half as many show how linear it is. Times are
 of one process on one machine, with its product of two matrices as the yardstick. Nothing is asserted
-about time. Options: --vocab-size, --seq-len, --layers, --sequences, --dense-sequences, --threads,
---full-equality, --save.
+about time. Options: --vocab-size, --seq-len, --layers, --sequences, --dense-sequences, --threads, --save.
 """
 
 import argparse
-import copy
 import math
 
 import torch
@@ -20,12 +18,6 @@ from lib.results import peak_memory_mib
 def distinct_of(inputs):
     """Mean number of distinct tokens in a sequence."""
     return paths.distinct_tokens(inputs)[2][:, -1].double().mean().item()
-
-
-def largest_difference(found, expected):
-    """Over the parameters: norm of the difference of the gradients over the norm."""
-    pairs = [(found[1][name].double(), expected[1][name].double()) for name in expected[1]]
-    return max(((a - b).norm() / b.norm()).item() for a, b in pairs)
 
 
 def step(vocab_size, length, num_layers, counts, few):
@@ -97,32 +89,6 @@ def step(vocab_size, length, num_layers, counts, few):
     }
 
 
-def equality(vocab_size, length, num_layers, count, exact_by=model):
-    """Print and return how far float32 gradients lie from `exact_by`'s in float64.
-
-    Those of the dense model too, if it is the exact one; else the float64 path expansion, far cheaper at
-    large sizes, is held against float32 paths alone.
-    """
-    single = model.AttentionOnlyTransformer(vocab_size, length, num_layers, init_std=0.02)
-    batch = story_tokens(vocab_size, length, count)
-    double = copy.deepcopy(single).double()
-    exact = exact_by.loss_and_gradients(double, *batch)
-    found = {"vocab_size": vocab_size, "layers": num_layers, "sequences": count}
-    found["exact_by"] = "dense" if exact_by is model else "paths"
-    found["paths"] = largest_difference(paths.loss_and_gradients(single, *batch), exact)
-    if exact_by is model:
-        found["dense"] = largest_difference(model.loss_and_gradients(single, *batch), exact)
-        found["paths_float64"] = largest_difference(paths.loss_and_gradients(double, *batch), exact)
-    errors = ", ".join(
-        f"{name} {value:.1e}" for name, value in found.items() if type(value) is float
-    )
-    print(
-        f"V = {vocab_size}, L = {num_layers}, N = {count}: from {found['exact_by']} in float64, {errors}",
-        flush=True,
-    )
-    return found
-
-
 def scaling(vocab_size, length):
     """Print and return exponents of time in N, V, T and the factor of one more layer, beside predicted ones."""
     usual = {"vocab_size": vocab_size, "seq_len": length, "num_layers": 2, "batch_size": 128}
@@ -171,7 +137,6 @@ def main():
     parser.add_argument("--sequences", type=int, nargs="+", default=[64, 512])
     parser.add_argument("--dense-sequences", type=int, default=16)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--full-equality", action="store_true", help="at V and the largest N, too")
     parser.add_argument("--save", help="name of the record in data/results")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -179,18 +144,12 @@ def main():
     tiny = model.AttentionOnlyTransformer(20, 8, 2)
     for module in (model, paths):
         module.loss_and_gradients(tiny, *story_tokens(20, 8, 4))  # libraries start up
-    vocab_size, length, largest = options.vocab_size, options.seq_len, max(options.sequences)
-    found = {"steps": [], "equality": []}
+    vocab_size, length = options.vocab_size, options.seq_len
+    found = {"steps": []}
     for num_layers in sorted(options.layers):  # before all else: memory's peak only grows
         size = vocab_size, length, num_layers
         found["steps"].append(step(*size, options.sequences, options.dense_sequences))
     found["scaling"] = scaling(vocab_size // 5, length // 3)
-    print("\nLargest relative difference of a gradient")
-    for num_layers in options.layers:
-        found["equality"].append(equality(vocab_size // 10, length, num_layers, largest))
-        found["equality"].append(equality(vocab_size, length, num_layers, 4))
-        if options.full_equality:
-            found["equality"].append(equality(vocab_size, length, num_layers, largest, paths))
     if options.save:
         save(options.save, options, found)
 
