@@ -50,7 +50,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--vocab-size", type=int, default=3000)
     parser.add_argument("--seq-len", type=int, default=200)
-    parser.add_argument("--layers", type=int, nargs="+", default=[1, 3])
+    parser.add_argument("--layers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--sequences", type=int, default=512)
     parser.add_argument("--full", action="store_true", help="at V and --sequences, too")
     parser.add_argument("--save", help="name of the record in data/results")
