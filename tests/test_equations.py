@@ -25,7 +25,9 @@ NOTEBOOKS = [path for path in toc_files(ROOT) if path.suffix == ".ipynb"]
 @pytest.mark.slow
 @pytest.mark.parametrize("path", [by_chapter(path) for path in NOTEBOOKS])
 def test_chapter_runs_and_its_checks_pass(path):
-    assert baseline(path, ROOT)["checks"], f"{path.name} ran no check"
+    ran = baseline(path, ROOT)["checks"]
+    # A page that only shows records, such as scoreboard, imports no check.
+    assert ran or "lib.checks" not in path.read_text(), f"{path.name} ran no check"
 
 
 @pytest.mark.slow
