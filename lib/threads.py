@@ -14,7 +14,7 @@ def in_threads(function, items, device) -> Iterator:
     Each thread works with one core: operations this small gain little from torch's own threads, and
     lose much to them on a busy machine. Off the CPU it is `map`.
     """
-    if torch.device(device).type == "cuda":
+    if torch.device(device).type != "cpu":
         yield from map(function, items)
         return
     torch.empty(30 * 2**20, dtype=torch.uint8)  # freed at once: glibc then keeps smaller blocks
