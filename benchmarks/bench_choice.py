@@ -7,14 +7,14 @@ set that against whole steps. Nothing is asserted about time. Options: --full (t
 about 10 minutes on two quiet cores), --threads, --save.
 """
 
-import argparse
 import copy
 from unittest import mock
 
 import torch
-from measure import best, machine, product_rate, save, seconds, story_tokens
+from measure import best, distinct_of, machine, parser, product_rate, save, seconds
 
 from lib import cost, model, paths
+from lib.cost import story_tokens
 
 QUICK = {"vocab": (100, 300, 1000), "length": (32, 200), "layers": (1, 2, 3)}
 FULL = {"vocab": (300, 1000, 3000), "length": (32, 64, 200), "layers": (1, 2, 3, 4)}
@@ -39,7 +39,7 @@ def measured(vocab_size, num_layers, lengths):
     found = {}
     for length in lengths:
         inputs, targets = story_tokens(vocab_size, length, max(SEQUENCES))
-        distinct = paths.distinct_tokens(inputs)[2][:, -1].double().mean().item()
+        distinct = distinct_of(inputs)
         at_hand = shortened(tables, length)
         some = max(16, min(512, 2**24 // (vocab_size * length)))
         with mock.patch.object(paths, "_Tables", lambda model, length: at_hand):  # noqa: B023
@@ -68,11 +68,9 @@ def whole_steps(found):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--full", action="store_true", help="the whole grid")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--save", help="name of the record in data/results")
-    options = parser.parse_args()
+    options = parser(__doc__, threads=torch.get_num_threads())
+    options.add_argument("--full", action="store_true", help="the whole grid")
+    options = options.parse_args()
     torch.set_num_threads(options.threads)
     grid = FULL if options.full else QUICK
     print(machine())

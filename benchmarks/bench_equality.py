@@ -6,12 +6,12 @@ which the other lines hold against the dense ones. Options: --vocab-size, --seq-
 --sequences, --full, --save.
 """
 
-import argparse
 import copy
 
-from measure import machine, save, story_tokens
+from measure import machine, parser, save
 
 from lib import model, paths
+from lib.cost import story_tokens
 
 
 def largest_difference(found, expected):
@@ -47,14 +47,9 @@ def equality(vocab_size, length, num_layers, count, exact_by=model):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--vocab-size", type=int, default=3000)
-    parser.add_argument("--seq-len", type=int, default=200)
-    parser.add_argument("--layers", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--sequences", type=int, default=512)
-    parser.add_argument("--full", action="store_true", help="at V and --sequences, too")
-    parser.add_argument("--save", help="name of the record in data/results")
-    options = parser.parse_args()
+    options = parser(__doc__, vocab_size=3000, seq_len=200, layers=[1, 2], sequences=512)
+    options.add_argument("--full", action="store_true", help="at V and --sequences, too")
+    options = options.parse_args()
     print(machine())
     print("Largest relative difference of a gradient")
     found, length = [], options.seq_len

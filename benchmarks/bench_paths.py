@@ -5,19 +5,14 @@ of one process on one machine, with its product of two matrices as the yardstick
 about time. Options: --vocab-size, --seq-len, --layers, --sequences, --dense-sequences, --threads, --save.
 """
 
-import argparse
 import math
 
 import torch
-from measure import best, machine, product_rate, save, story_tokens
+from measure import best, distinct_of, machine, parser, product_rate, save
 
 from lib import cost, model, paths
+from lib.cost import story_tokens
 from lib.results import peak_memory_mib
-
-
-def distinct_of(inputs):
-    """Mean number of distinct tokens in a sequence."""
-    return paths.distinct_tokens(inputs)[2][:, -1].double().mean().item()
 
 
 def step(vocab_size, length, num_layers, counts, few):
@@ -130,15 +125,9 @@ def scaling(vocab_size, length):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--vocab-size", type=int, default=3000)
-    parser.add_argument("--seq-len", type=int, default=200)
-    parser.add_argument("--layers", type=int, nargs="+", default=[1, 3])
-    parser.add_argument("--sequences", type=int, nargs="+", default=[64, 512])
-    parser.add_argument("--dense-sequences", type=int, default=16)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--save", help="name of the record in data/results")
-    options = parser.parse_args()
+    sizes = {"vocab_size": 3000, "seq_len": 200, "layers": [1, 3], "sequences": [64, 512]}
+    sizes |= {"dense_sequences": 16, "threads": torch.get_num_threads()}
+    options = parser(__doc__, **sizes).parse_args()
     torch.set_num_threads(options.threads)
     print(machine())
     tiny = model.AttentionOnlyTransformer(20, 8, 2)

@@ -4,13 +4,13 @@ One thread, so that shares of time are shares of work. Options: --vocab-size, --
 --sequences, --save.
 """
 
-import argparse
 from unittest import mock
 
 import torch
-from measure import machine, product_rate, save, seconds, story_tokens
+from measure import distinct_of, machine, parser, product_rate, save, seconds
 
 from lib import cost, model, paths
+from lib.cost import story_tokens
 
 # What torch's operations do here; the rest is bookkeeping and small steps.
 KINDS = {
@@ -46,8 +46,7 @@ def profiled(vocab_size, length, num_layers, count):
         kind: sum(times.get(name, 0) for name in names) / total for kind, names in KINDS.items()
     }
     shares["bookkeeping"] = 1 - sum(shares.values())
-    distinct = paths.distinct_tokens(inputs)[2][:, -1].double().mean().item()
-    work = cost.paths_multiplications(vocab_size, length, num_layers, count, distinct)
+    work = cost.paths_multiplications(vocab_size, length, num_layers, count, distinct_of(inputs))
     each = whole / count
     own = (work["output"] + work["attention"]) / count
     return {
@@ -63,13 +62,9 @@ def profiled(vocab_size, length, num_layers, count):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--vocab-size", type=int, default=3000)
-    parser.add_argument("--seq-len", type=int, default=200)
-    parser.add_argument("--layers", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--sequences", type=int, default=64)
-    parser.add_argument("--save", help="name of the record in data/results")
-    options = parser.parse_args()
+    options = parser(
+        __doc__, vocab_size=3000, seq_len=200, layers=[1, 2], sequences=64
+    ).parse_args()
     torch.set_num_threads(1)
     print(machine())
     rows = []

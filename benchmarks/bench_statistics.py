@@ -6,19 +6,18 @@ frequencies 1/rank. The budget's sizes: --vocab-size 3000 --seq-len 200 --sequen
 Nothing is asserted about time.
 """
 
-import argparse
 import multiprocessing
 import os
+import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 
-import numpy
 import torch
-from measure import save
+from measure import machine, parser, product_rate, save
 
 from lib.checks import largest_error
 from lib.corpus import load_corpus
-from lib.results import environment, peak_memory_mib
+from lib.results import peak_memory_mib
 from lib.statistics import corpus_statistics, statistics_memory
 
 
@@ -68,32 +67,22 @@ def memory_growth(tokens, vocab_size):
     return peak_memory_mib("cpu") - before
 
 
-def matrix_speed():
-    """GFLOP/s of a float32 matrix product of size 2048, the best of three."""
-    square = torch.randn(2048, 2048)
-    return 2 * 2048**3 / min(timed(torch.matmul, square, square)[0] for _ in range(3)) / 1e9
-
-
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--vocab-size", type=int, default=1000)
-    parser.add_argument("--seq-len", type=int, default=100)
-    parser.add_argument("--sequences", type=int, default=1024)
-    parser.add_argument("--dense", type=int, nargs=2, default=(32, 64), help="dense sizes")
-    parser.add_argument("--repeats", type=int, default=3, help="runs by index; the fastest counts")
-    parser.add_argument("--corpus", help="a source of lib.corpus.load_corpus, such as sample")
-    parser.add_argument("--save", help="name of the record in data/results")
-    options = parser.parse_args()
+    # `dense` are the dense side's numbers of sequences; of `repeats` runs by index the fastest counts.
+    sizes = {"vocab_size": 1000, "seq_len": 100, "sequences": 1024, "dense": [32, 64], "repeats": 3}
+    options = parser(__doc__, **sizes)
+    options.add_argument("--corpus", help="a source of lib.corpus.load_corpus, such as sample")
+    options = options.parse_args()
+    if min(options.dense) <= 4:
+        sys.exit("--dense takes numbers above 4, whose time is what the further sequences add to.")
     vocab_size, length, count = options.vocab_size, options.seq_len, options.sequences
     tokens = draw_tokens(options)
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
 
-    machine = environment()
-    print(f"{machine['device_name']}, {machine['threads']} threads, load {os.getloadavg()[0]:.1f}")
-    print(f"torch {torch.__version__}, numpy {numpy.__version__}")
+    print(f"{machine()}, load {os.getloadavg()[0]:.1f}")
     print(f"V = {vocab_size}, T = {length}, N = {count}, text: {options.corpus or 'drawn'}")
-    speed = matrix_speed()
-    print(f"matrix product, float32 2048: {speed:.0f} GFLOP/s")
+    rate = product_rate()
+    print(f"matrix product, float32 2048: {rate / 1e9:.0f} G multiply-adds/s")
 
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn) as pool:
@@ -121,7 +110,9 @@ def main():
         errors[name] = error = largest_error(a, getattr(indexed, name))
         print(f"{name}: dense float32 differs by {error:.1e} of the largest entry")
     wall, processor = (min(r[i] for r in runs) for i in (0, 1))
-    print(f"matrix product again: {matrix_speed():.0f} GFLOP/s, load {os.getloadavg()[0]:.1f}")
+    print(
+        f"matrix product again: {product_rate() / 1e9:.0f} G multiply-adds/s, load {os.getloadavg()[0]:.1f}"
+    )
     print(f"by index: {wall:.2f} s, {processor:.2f} processor seconds, best of {len(runs)} runs")
     print(f"dense scaled: {scaled[0]:.1f} s, {scaled[1]:.1f} processor seconds")
     print(f"ratio {scaled[0] / wall:.0f}; in processor seconds {scaled[1] / processor:.0f}")
@@ -134,7 +125,7 @@ def main():
             "peak_mib_beyond_inputs": growth,
             "expected_mib": expected,
             "errors": errors,
-            "multiply_adds_per_second": speed * 1e9 / 2,
+            "multiply_adds_per_second": rate,
         }
         save(options.save, options, found)
 

@@ -6,14 +6,14 @@ for the device. Prints a table, then everything as JSON. Versions are recorded, 
 --device cpu --tiny runs the same lines at sizes of a second.
 """
 
-import argparse
 import json
 import sys
 
 import torch
-from measure import product_rate, save, seconds, story_tokens
+from measure import distinct_of, parser, product_rate, save, seconds
 
 from lib import cost, model, paths
+from lib.cost import story_tokens
 from lib.results import environment, peak_memory_mib, plain
 from lib.statistics import corpus_statistics
 
@@ -66,13 +66,10 @@ def waits(transformer, batch, device):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="sizes of a second")
-    parser.add_argument("--corpus-sequences", type=int, default=100_000, help="of an epoch")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--save", help="name of the record in data/results")
-    options = parser.parse_args()
+    options = parser(__doc__, corpus_sequences=100_000, repeats=5)
+    options.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    options.add_argument("--tiny", action="store_true", help="sizes of a second")
+    options = options.parse_args()
     device, size = options.device, TINY if options.tiny else ARTICLE
     if device == "cuda" and not torch.cuda.is_available():
         sys.exit("No CUDA device was found: run this on a GPU, or try it with --device cpu --tiny.")
@@ -81,7 +78,7 @@ def main():
     transformer = model.AttentionOnlyTransformer(vocab_size, length, num_layers, init_std=0.02)
     transformer.to(device)
     batch = story_tokens(vocab_size, length, count, device=device)
-    distinct = paths.distinct_tokens(batch[0])[2][:, -1].double().mean().item()
+    distinct = distinct_of(batch[0])
     rate = product_rate(device, 256 if options.tiny else 8192)
     result = {"size": size, "distinct": distinct, "machine": environment(device)}
     result["product_multiply_adds_per_second"] = rate

@@ -1,13 +1,24 @@
-"""What the benchmarks share: tokens like those of stories, times, the machine's yardstick, records."""
+"""What the benchmarks share: options, times, the machine's yardstick, records."""
 
+import argparse
 import time
 
 import torch
 
-from lib.cost import story_tokens  # noqa: F401 (the benchmarks take it from here)
+from lib import paths
 from lib.results import environment, results_root, write_json
 
 torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+
+
+def parser(doc, **sizes):
+    """Options of a benchmark: its sizes with their usual values (several where that is a list), and --save."""
+    made = argparse.ArgumentParser(description=doc.split("\n")[0])
+    for name, usual in sizes.items():
+        several = {"nargs": "+"} if isinstance(usual, list) else {}
+        made.add_argument("--" + name.replace("_", "-"), type=int, default=usual, **several)
+    made.add_argument("--save", help="name of the record in data/results")
+    return made
 
 
 def clock():
@@ -37,6 +48,11 @@ def product_rate(device="cpu", size=2048):
     """Multiply-adds per second of a float32 product of square matrices: the machine's yardstick."""
     square = torch.randn(size, size, device=device)
     return size**3 / best(torch.matmul, square, square, device=device)
+
+
+def distinct_of(inputs):
+    """Mean number of distinct tokens in a sequence of `inputs` [N, T]."""
+    return paths.distinct_tokens(inputs)[2][:, -1].double().mean().item()
 
 
 def machine():

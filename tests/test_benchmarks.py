@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from lib.results import load_run
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -40,9 +42,32 @@ def test_gpu_benchmark_without_a_gpu_is_refused_with_a_sentence():
     assert done.stderr.startswith("No CUDA device was found") and done.stderr.count("\n") == 1
 
 
+TINY = "--vocab-size 100 --seq-len 20 --sequences 8"
+
+
 @pytest.mark.slow
-def test_paths_benchmark_at_tiny_sizes():
-    sizes = "--vocab-size 100 --seq-len 20 --layers 1 2 --sequences 8 --dense-sequences 4"
-    done = run("bench_paths.py", *sizes.split())
+@pytest.mark.parametrize(
+    ("script", "options", "printed"),
+    [
+        ("bench_paths.py", "--layers 1 2 --dense-sequences 4", "of product's speed"),
+        ("bench_equality.py", "--layers 1 2 --full", "paths_float64"),
+        ("bench_profile.py", "--layers 2", "bookkeeping"),
+        ("bench_statistics.py", "--dense 6 8 --repeats 1", "by index"),
+    ],
+)
+def test_benchmark_at_tiny_sizes_prints_and_keeps_a_record(script, options, printed):
+    done = run(script, *TINY.split(), *options.split(), "--save", f"tiny-{script}")
     assert done.returncode == 0, done.stderr
-    assert "of product's speed" in done.stdout and "num_layers" in done.stdout
+    assert printed in done.stdout
+    record = load_run(f"tiny-{script}")
+    assert record["summary"] and record["run"]["parameters"]["vocab_size"] == 100
+    assert record["run"]["tf32"] is False and "save" not in record["run"]["parameters"]
+
+
+@pytest.mark.slow
+def test_equality_is_small_at_tiny_sizes():
+    done = run("bench_equality.py", *TINY.split(), "--layers", "3", "--save", "tiny")
+    assert done.returncode == 0, done.stderr
+    (tenth, few) = load_run("tiny")["summary"]["equality"]
+    assert max(tenth["paths"], few["paths"]) < 1e-5
+    assert max(tenth["paths_float64"], few["paths_float64"]) < 1e-13
