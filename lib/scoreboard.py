@@ -273,12 +273,14 @@ def cells(row: dict) -> list[tuple[str, str]]:
     """A row of `rows` in the order of COLUMNS, each cell as (text, small print)."""
     runs = row["runs"]
     made_by = "computed" if runs == ["computed"] else f"{len(runs)} run" + "s" * (len(runs) > 1)
+    written = any((REPOSITORY / "book").glob(f"{row['chapter']}.*"))
+    chapter = f"{'chapter' if written else 'planned chapter'} {row['chapter']}"
     verdict = row["verdict"] + {
         "not yet run": f": {row['cost']}",
         "differs": f": {row.get('why')}",
     }.get(row["verdict"], "")
     return [
-        (row["quantity"], f"{row['setting']} (chapter {row['chapter']})"),
+        (row["quantity"], f"{row['setting']} ({chapter})"),
         (row["published"], f"{row['source']}, {row['where']}"),
         (row["ours"] or "–", made_by if row["ours"] else ""),
         ("; ".join(f"{scale}: {text}" for scale, text, _ in row["smaller"]) or "–", ""),
