@@ -2,6 +2,7 @@
 
 `python -m lib.presets embedded sample` gives each setting to the run notebook, one after the other. A
 finished run is skipped, a broken one goes on from its checkpoint, one that fails stops only itself.
+`--intervene` also takes the leading terms out of the trained weights and measures the loss anew.
 `--dry-run 1` trains nothing: it times steps of the model at its real sizes and says what a run would cost.
 """
 
@@ -37,7 +38,8 @@ from lib.train import (
     switch_tf32_off,
 )
 
-NOTEBOOK = REPOSITORY / "book" / "runs" / "train.ipynb"
+NOTEBOOKS = REPOSITORY / "book" / "runs"
+SAMPLES = 64  # documents of each text that an intervention is measured on; article, section 6
 # A dry run times one step at each of two numbers of sequences and goes on along the line through them.
 SEQUENCES = {"paths": (64, 256), "dense": (2, 8)}
 FREE_OF_COST = ("learning_rate", "epochs", "steps", "seed", "theory_sequences")  # of one step
@@ -126,16 +128,27 @@ def preset(name: str) -> Preset:
     return PRESETS[name]
 
 
-def state(config: TrainConfig, root=None) -> dict:
+def parameters_of(config: TrainConfig, kind: str = "train") -> dict:
+    """What the run notebook `kind`, "train" or "intervene", is given for a setting."""
+    return asdict(config) | ({} if kind == "train" else {"samples": SAMPLES})
+
+
+def run_of(config: TrainConfig, kind: str = "train") -> str:
+    """The name of the run that the notebook `kind` makes of a setting."""
+    return ("" if kind == "train" else f"{kind}-") + run_name(parameters_of(config, kind))
+
+
+def state(config: TrainConfig, root=None, kind: str = "train") -> dict:
     """Where a run stands: `run` (its name), `state`, `updates`, `seconds`, `peak_memory_mib`.
 
     `state` is "finished", "broken" (begun, to be resumed) or "not yet run"; unknown numbers are None.
     """
-    name = run_name(asdict(config))
+    name = run_of(config, kind)
     folder = results_root(root) / name
     row = dict.fromkeys(("run", "state", "updates", "seconds", "peak_memory_mib"))
     if not (folder / "run.json").exists():
         return row | {"run": name, "state": "not yet run"}
+    record = read_json(folder / "run.json")
     if (folder / "summary.json").exists():
         found, how = read_json(folder / "summary.json"), "finished"
     else:
@@ -146,45 +159,50 @@ def state(config: TrainConfig, root=None) -> dict:
         "run": name,
         "state": how,
         "updates": found.get("step"),
-        "seconds": found.get("seconds"),
-        "peak_memory_mib": read_json(folder / "run.json")["peak_memory_mib"],
+        "seconds": found.get("seconds", record["seconds"]),
+        "peak_memory_mib": record["peak_memory_mib"],
     }
 
 
-def execute(config: TrainConfig, root=None) -> Path:
-    """Run one setting through papermill; the executed copy of the notebook is returned.
+def execute(config: TrainConfig, root=None, kind: str = "train") -> Path:
+    """Run one setting through papermill; the executed copy of the notebook `kind` is returned.
 
     Raises what stopped the notebook, mostly papermill.PapermillExecutionError.
     """
-    copy = REPOSITORY / "_build" / "runs" / f"{run_name(asdict(config))}.ipynb"
+    copy = REPOSITORY / "_build" / "runs" / f"{run_of(config, kind)}.ipynb"
     copy.parent.mkdir(parents=True, exist_ok=True)
-    parameters = asdict(config) | {"results_root": str(results_root(root).resolve())}
     execute_notebook(
-        NOTEBOOK,
+        NOTEBOOKS / f"{kind}.ipynb",
         copy,
-        parameters,
+        parameters_of(config, kind) | {"results_root": str(results_root(root).resolve())},
         kernel_name="python3",
-        cwd=NOTEBOOK.parent,
+        cwd=NOTEBOOKS,
         progress_bar=False,
         stderr_file=sys.stderr,  # where the training shows how far it is
     )
     return copy
 
 
-def run_presets(names, root=None, **changed) -> int:
-    """Run the settings of the named presets and print the table; returns how many of them failed.
+def run_presets(names, root=None, kinds=("train",), **changed) -> int:
+    """Run the settings of the named presets and print the table; returns how many of the runs failed.
 
-    `changed` settings replace those of the presets. Raises ValueError for an unknown preset.
+    `kinds` are the run notebooks that each goes through, `changed` settings replace those of the
+    presets. Raises ValueError for an unknown preset.
     """
-    chosen = [(name, replace(one, **changed)) for name in names for one in preset(name).settings]
+    chosen = [
+        (name, replace(one, **changed), kind)
+        for name in names
+        for one in preset(name).settings
+        for kind in kinds
+    ]
     failed = 0
-    for _, config in chosen:
-        name = run_name(asdict(config))
-        if state(config, root)["state"] == "finished":
+    for _, config, kind in chosen:
+        name = run_of(config, kind)
+        if state(config, root, kind)["state"] == "finished":
             continue
         print(name, flush=True)
         try:
-            execute(config, root)
+            execute(config, root, kind)
         except Exception as error:  # whatever stopped this one must not stop the others
             failed += 1
             print(f"{name} failed: {getattr(error, 'evalue', error)}", file=sys.stderr, flush=True)
@@ -193,15 +211,16 @@ def run_presets(names, root=None, **changed) -> int:
 
 
 def table(chosen, root=None) -> str:
-    """One line for each (preset, TrainConfig): state, updates, measured cost, estimate if not finished."""
+    """One line for each (preset, TrainConfig, kind): state, updates, cost; estimate of unfinished training."""
     rows = [("preset", "state", "updates", "seconds", "MiB", "estimate", "run")]
-    for name, config in chosen:
-        row = state(config, root)
+    for name, config, kind in chosen:
+        row = state(config, root, kind)
         numbers = [
             "" if row[key] is None else f"{row[key]:,.0f}"
             for key in ("updates", "seconds", "peak_memory_mib")
         ]
-        expected = "" if row["state"] == "finished" else cost_in_words(estimate(name, root))
+        open_training = kind == "train" and row["state"] != "finished"
+        expected = cost_in_words(estimate(name, root)) if open_training else ""
         rows.append((name, row["state"], *numbers, expected, row["run"]))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
@@ -404,6 +423,7 @@ def main(arguments=None) -> int:
     parser = _Parser(prog="python -m lib.presets", description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="presets, see --list")
     parser.add_argument("--list", action="store_true", help="name the presets and stop")
+    parser.add_argument("--intervene", action="store_true", help="then take the terms out, too")
     parser.add_argument("--dry-run", type=int, metavar="STEPS", help="time so many steps instead")
     parser.add_argument("--results-root", help="folder of the run records (default: data/results)")
     # What a machine decides and the numbers do not depend on, but for rounding.
@@ -424,7 +444,8 @@ def main(arguments=None) -> int:
             if getattr(given, name) is not None
         }
         if given.dry_run is None:
-            return min(1, run_presets(given.names, given.results_root, **changed))
+            kinds = ("train", "intervene") if given.intervene else ("train",)
+            return min(1, run_presets(given.names, given.results_root, kinds, **changed))
         if given.dry_run < 1:
             raise ValueError(f"--dry-run takes at least 1 step, got {given.dry_run}.")
         dry_runs(given.names, given.dry_run, given.results_root, **changed)

@@ -37,7 +37,7 @@ def without_notebook(monkeypatch):
     """Train here instead of in a kernel; returns the list of settings that were run."""
     ran = []
 
-    def execute(config, root=None):
+    def execute(config, root=None, kind="train"):
         ran.append(config)
         folder = results.results_root(root) / results.run_name(asdict(config))
         train(config, training.corpus_of(config), folder, progress=False)
@@ -50,7 +50,7 @@ def without_notebook(monkeypatch):
 
 
 def test_the_first_embedded_setting_is_the_notebooks_default():
-    notebook = json.loads(presets.NOTEBOOK.read_text(encoding="utf-8"))
+    notebook = json.loads((presets.NOTEBOOKS / "train.ipynb").read_text(encoding="utf-8"))
     (source,) = [
         "".join(cell["source"])
         for cell in notebook["cells"]
@@ -160,14 +160,14 @@ def test_table_shows_measured_cost_and_the_estimate_for_the_rest(monkeypatch, ca
     assert main(["done"]) == 0
     assert main(["open", "--dry-run", "1"]) == 0
     capsys.readouterr()
-    chosen = [(name, found.settings[0]) for name, found in presets.PRESETS.items()]
+    chosen = [(name, found.settings[0], "train") for name, found in presets.PRESETS.items()]
     head, *lines = presets.table(chosen).splitlines()
     assert head.split() == ["preset", "state", "updates", "seconds", "MiB", "estimate", "run"]
     assert lines[0].split()[1:3] == ["finished", "4"] and "seconds" not in lines[0]
     assert "not yet run" in lines[1]
     assert presets.cost_in_words(presets.estimate("open")) in lines[1]
     assert "no dry run yet" in lines[2]
-    for line, (_, config) in zip(lines, chosen, strict=True):
+    for line, (_, config, _) in zip(lines, chosen, strict=True):
         assert line.endswith(results.run_name(asdict(config)))
 
 
@@ -176,6 +176,25 @@ def test_what_a_machine_decides_can_be_changed(monkeypatch):
     ran = without_notebook(monkeypatch)
     assert main(["one", "--micro-batch-size", "4", "--device", "cpu"]) == 0
     assert ran == [replace(SMALL, micro_batch_size=4, device="cpu")]
+
+
+@pytest.mark.slow
+def test_interventions_follow_the_training_and_are_skipped_once_made(monkeypatch, capfd, tmp_path):
+    config = replace(SMALL, holdout=0.2)
+    use(monkeypatch, one=config)
+    monkeypatch.setattr(presets, "REPOSITORY", tmp_path)  # where the executed copies go
+    assert main(["one", "--intervene"]) == 0
+    train_line, line = capfd.readouterr().out.splitlines()[-2:]
+    name = presets.run_of(config, "intervene")
+    assert train_line.split()[:3] == ["one", "finished", "4"]
+    assert line.split()[:3] == ["one", "finished", "4"] and line.endswith(name)
+    found = results.load_run(name)
+    assert found["run"]["parameters"] == asdict(config) | {"samples": 64}
+    assert {row["text"] for row in found["summary"]["interventions"]} == {"train", "held_out"}
+
+    made = []
+    monkeypatch.setattr(presets, "execute", lambda *one: made.append(one))
+    assert main(["one", "--intervene"]) == 0 and not made
 
 
 @pytest.mark.parametrize(
