@@ -75,6 +75,7 @@ _SAMPLE = {
     "batch_size": 512,
     "epochs": 100,
 }
+_FIRST = {"theory_sequences": "first_batch"}  # as published
 # Paper, section 5.1 and its appendix on the TinyStories experiments; article, section 5.
 _STORIES = {
     "corpus": "tinystories",
@@ -85,7 +86,7 @@ _STORIES = {
     "num_layers": 3,
     "learning_rate": 0.005,
     "batch_size": 2048,
-    "theory_sequences": "first_batch",
+    **_FIRST,
 }
 _ARTICLE = _STORIES | {"epochs": 10, "micro_batch_size": 256, "theory_sequences": 2048}
 _PAPER = _STORIES | {"epochs": 100}
@@ -99,10 +100,18 @@ PRESETS = {
         "the embedded corpus, ten epochs, five seeds: seconds each",
         tuple(TrainConfig(**_EMBEDDED, seed=seed) for seed in range(5)),
     ),
+    "embedded-first-batch": Preset(
+        "the same weights, theory from the first batch, as published",
+        tuple(TrainConfig(**_EMBEDDED | _FIRST, seed=seed) for seed in range(5)),
+    ),
     "sample": Preset("the TinyStories sample, small learning rate", _settings(**_SAMPLE)),
     "sample-large-lr": Preset(
         "the sample at ten times the rate: s eta passes 40",
         _settings(**_SAMPLE | {"learning_rate": 0.05}),
+    ),
+    "sample-first-batch": Preset(
+        "the first ten epochs of `sample`, theory from the first batch",
+        _settings(**_SAMPLE | _FIRST | {"epochs": 10}),
     ),
     "sample-bpe": Preset(
         "the sample in BPE tokens", _settings(**_SAMPLE | {"tokenizer": "bpe", "epochs": 10})
@@ -434,7 +443,7 @@ def main(arguments=None) -> int:
         if given.list:
             for name, (about, settings) in PRESETS.items():
                 runs = f"{len(settings)} run" + "s" * (len(settings) > 1)
-                print(f"{name:<20}{runs:<8}{about}")
+                print(f"{name:<22}{runs:<8}{about}")
             return 0
         if not given.names:
             raise ValueError(f"Name a preset: {', '.join(PRESETS)}.")

@@ -94,6 +94,14 @@ def test_the_sample_at_the_large_rate_passes_forty():
     assert updates * large.learning_rate > 40
 
 
+def test_first_batch_presets_differ_in_the_theory_alone():
+    for name, change in (("embedded", {}), ("sample", {"epochs": 10})):
+        first = [
+            replace(one, theory_sequences="all") for one in PRESETS[f"{name}-first-batch"].settings
+        ]
+        assert first == [replace(one, **change) for one in PRESETS[name].settings]
+
+
 def test_no_two_settings_share_a_run_name():
     names = [results.run_name(asdict(one)) for found in PRESETS.values() for one in found.settings]
     assert len(set(names)) == len(names)
