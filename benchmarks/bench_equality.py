@@ -54,7 +54,9 @@ def main():
     print("Largest relative difference of a gradient")
     found, length = [], options.seq_len
     for num_layers in options.layers:
-        found.append(equality(options.vocab_size // 10, length, num_layers, options.sequences))
+        found.append(
+            equality(max(2, options.vocab_size // 10), length, num_layers, options.sequences)
+        )
         found.append(equality(options.vocab_size, length, num_layers, 4))
         if options.full:
             size = options.vocab_size, length, num_layers, options.sequences

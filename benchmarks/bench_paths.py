@@ -6,6 +6,7 @@ about time. Options: --vocab-size, --seq-len, --layers, --sequences, --dense-seq
 """
 
 import math
+import sys
 
 import torch
 from measure import best, distinct_of, machine, parser, product_rate, save
@@ -128,6 +129,8 @@ def main():
     sizes = {"vocab_size": 3000, "seq_len": 200, "layers": [1, 3], "sequences": [64, 512]}
     sizes |= {"dense_sequences": 16, "threads": torch.get_num_threads()}
     options = parser(__doc__, **sizes).parse_args()
+    if options.dense_sequences < 2:
+        sys.exit("--dense-sequences takes at least 2, since half of them are timed as well.")
     torch.set_num_threads(options.threads)
     print(machine())
     tiny = model.AttentionOnlyTransformer(20, 8, 2)

@@ -76,7 +76,10 @@ def main():
     if min(options.dense) <= 4:
         sys.exit("--dense takes numbers above 4, whose time is what the further sequences add to.")
     vocab_size, length, count = options.vocab_size, options.seq_len, options.sequences
-    tokens = draw_tokens(options)
+    try:
+        tokens = draw_tokens(options)
+    except (ValueError, OSError) as error:
+        sys.exit(str(error))
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
 
     print(f"{machine()}, load {os.getloadavg()[0]:.1f}")

@@ -2,6 +2,7 @@
 
 import argparse
 import time
+from pathlib import Path
 
 import torch
 
@@ -11,13 +12,26 @@ from lib.results import environment, results_root, write_json
 torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 
 
+def _positive(text):
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _record(text):
+    """A name in the results folder that is free, or that of an earlier benchmark."""
+    if Path(text).name != text or (results_root() / text / "metrics.jsonl").exists():
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be the name of a benchmark's record")
+    return text
+
+
 def parser(doc, **sizes):
     """Options of a benchmark: its sizes with their usual values (several where that is a list), and --save."""
     made = argparse.ArgumentParser(description=doc.split("\n")[0])
     for name, usual in sizes.items():
         several = {"nargs": "+"} if isinstance(usual, list) else {}
-        made.add_argument("--" + name.replace("_", "-"), type=int, default=usual, **several)
-    made.add_argument("--save", help="name of the record in data/results")
+        made.add_argument("--" + name.replace("_", "-"), type=_positive, default=usual, **several)
+    made.add_argument("--save", type=_record, help="name of the record in data/results")
     return made
 
 

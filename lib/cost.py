@@ -12,6 +12,7 @@ import torch
 # As in lib.paths: blocks of positions in the output stage, elements of an automatic micro-batch.
 BLOCKS, MICRO_BATCH = 3, {"cpu": 2**21, "cuda": 2**28}
 DENSE_MICRO_BATCH = 2**23  # as in lib.model
+MOST_LAYERS = 30  # beyond, 2^L paths are no question of cost any more
 
 # Multiplications of a large product that fit into the time of one multiplication of another shape, or of
 # one number made outside products. Fitted to benchmarks/bench_choice.py --full --threads 1 (float32, AVX2,
@@ -123,12 +124,12 @@ def choose(
     kind, size = str(device).split(":")[0], (vocab_size, seq_len, num_layers, batch_size)
     if kind != "cpu":  # there lib.paths does not look at the data and takes the bound
         distinct = min(seq_len, vocab_size)
-    cost = {"dense": dense_cost(*size), "paths": paths_cost(*size, distinct)}
+    cost = {"dense": dense_cost(*size)}
     how = {"itemsize": itemsize, "micro_batch": micro_batch}
-    need = {
-        "dense": dense_memory(*size, **how),
-        "paths": paths_memory(*size, device=kind, **how),
-    }
+    need = {"dense": dense_memory(*size, **how)}
+    if num_layers <= MOST_LAYERS:
+        cost["paths"] = paths_cost(*size, distinct)
+        need["paths"] = paths_memory(*size, device=kind, **how)
     fits = [name for name in cost if need[name] <= memory]
     if not fits:
         least = min(need, key=need.get)

@@ -68,14 +68,14 @@ def remove_random(weight: Tensor, direction: Tensor, seed: int) -> Tensor:
 # --- what that does to the loss ------------------------------------------------------------------
 
 
-def _growth(probabilities: Tensor, difference: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _growth(probabilities: Tensor, difference: Tensor, masked) -> tuple[Tensor, Tensor, Tensor]:
     """The differences d less their mean, p expm1(d), and where d is large, [..., K], [..., K], [..., 1].
 
     A softmax ignores the mean; without it the sum of p expm1(d) is small of second order. Where d
     passes 1, nothing is lost by subtracting, and p expm1(d), which could overflow, is left at 0.
     """
     centred = difference - (probabilities * difference).sum(dim=-1, keepdim=True)
-    felt = centred.masked_fill(probabilities == 0, 0.0)
+    felt = centred.masked_fill(masked, 0.0)
     large = felt.abs().amax(dim=-1, keepdim=True) > 1
     return centred, probabilities * felt.masked_fill(large, 0.0).expm1(), large
 
@@ -87,7 +87,7 @@ def softmax_change(probabilities: Tensor, difference: Tensor) -> Tensor:
     as exact for differences of 1e-300 as for those of 1. Where a probability is 0 because the
     entry is masked, the difference must be finite.
     """
-    _, growth, large = _growth(probabilities, difference)
+    _, growth, large = _growth(probabilities, difference, probabilities == 0)
     total = growth.sum(dim=-1, keepdim=True)
     small = (growth - probabilities * total) / (1 + total)
     plain = (probabilities.log() + difference).softmax(dim=-1) - probabilities
@@ -96,7 +96,9 @@ def softmax_change(probabilities: Tensor, difference: Tensor) -> Tensor:
 
 def _loss_change(log_probabilities: Tensor, difference: Tensor, targets: Tensor) -> Tensor:
     """Change of the loss [n, T] when the logits move by `difference` [n, T, V]."""
-    centred, growth, large = _growth(log_probabilities.exp(), difference)
+    # A probability that is 0 here is only too small to be written; nothing is masked.
+    nothing = torch.zeros_like(difference, dtype=torch.bool)
+    centred, growth, large = _growth(log_probabilities.exp(), difference, nothing)
     normaliser = growth.sum(dim=-1).log1p()
     if large.any():
         plain = (log_probabilities + centred).logsumexp(dim=-1)
@@ -202,7 +204,8 @@ def loss_changes(model, changes, inputs, targets, *, micro_batch="auto") -> Tens
     `targets` [N, T], one document a row. The unchanged model is computed once for all changes. The
     weights, whatever their type, are taken as the float64 numbers that they are.
 
-    Raises ValueError for an unknown name or another shape, FloatingPointError if a weight is not finite.
+    Raises ValueError for an unknown name or another shape, FloatingPointError if a weight is not finite, or
+    so large that an attention probability vanishes.
     """
     model = _double(model)
     shapes = {name: weight.shape for name, weight in model.named_parameters()}
@@ -212,6 +215,11 @@ def loss_changes(model, changes, inputs, targets, *, micro_batch="auto") -> Tens
     found = []
     for x, y in _micro_batches(model, micro_batch, inputs, targets):
         base = _Pass.of(model, x)
+        past = ~_lags(x)[1]
+        if any((past & (attention == 0)).any() for attention in base.attention):
+            raise FloatingPointError(  # they would be taken for the future's
+                "An attention probability is too small for float64: the weights are too large."
+            )
         found.append(
             torch.stack([_token_changes(model, base, each, x, y).mean(dim=1) for each in changes])
         )

@@ -92,7 +92,10 @@ class AttentionOnlyTransformer(nn.Module):
 
 def token_loss(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
     """Cross-entropy in nats of `logits` [N, T, V] against `targets` [N, T]; mean is per token."""
-    return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction=reduction)
+    no_target = -(2**63)  # torch passes over -100 unless told another; here every target counts
+    return nn.functional.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), reduction=reduction, ignore_index=no_target
+    )
 
 
 def loss_and_gradients(model, inputs: Tensor, targets: Tensor, *, micro_batch="auto"):

@@ -6,7 +6,6 @@ finished run is skipped, a broken one goes on from its checkpoint, one that fail
 `--dry-run 1` trains nothing: it times steps of the model at its real sizes and says what a run would cost.
 """
 
-import argparse
 import sys
 import time
 from dataclasses import asdict, replace
@@ -22,14 +21,15 @@ from lib.model import AttentionOnlyTransformer
 from lib.results import (
     REPOSITORY,
     environment,
-    read_json,
     read_jsonl,
+    read_record,
     results_root,
     run_name,
     write_json,
 )
 from lib.statistics import corpus_statistics
 from lib.train import (
+    OneSentenceParser,
     TrainConfig,
     choose_method,
     corpus_of,
@@ -150,20 +150,24 @@ def run_of(config: TrainConfig, kind: str = "train") -> str:
 def state(config: TrainConfig, root=None, kind: str = "train") -> dict:
     """Where a run stands: `run` (its name), `state`, `updates`, `seconds`, `peak_memory_mib`.
 
-    `state` is "finished", "broken" (begun, to be resumed) or "not yet run"; unknown numbers are None.
+    `state` is "finished", "broken" (begun, to be resumed), "damaged" (a file cannot be read) or "not yet
+    run"; unknown numbers are None.
     """
     name = run_of(config, kind)
     folder = results_root(root) / name
     row = dict.fromkeys(("run", "state", "updates", "seconds", "peak_memory_mib"))
     if not (folder / "run.json").exists():
         return row | {"run": name, "state": "not yet run"}
-    record = read_json(folder / "run.json")
-    if (folder / "summary.json").exists():
-        found, how = read_json(folder / "summary.json"), "finished"
-    else:
-        lines = folder / "metrics.jsonl"
-        found = (lines.exists() and read_jsonl(lines) or [{}])[-1]
-        how = "broken"
+    try:
+        record = read_record(folder / "run.json", "seconds", "peak_memory_mib")
+        if (folder / "summary.json").exists():
+            found, how = read_record(folder / "summary.json", "finished"), "finished"
+        else:
+            lines = folder / "metrics.jsonl"
+            found = (lines.exists() and read_jsonl(lines) or [{}])[-1]
+            how = "broken"
+    except ValueError:  # what is wrong is said by the run that wants to read it
+        return row | {"run": name, "state": "damaged"}
     return {
         "run": name,
         "state": how,
@@ -241,7 +245,7 @@ def table(chosen, root=None) -> str:
 def estimate(name: str, root=None) -> dict | None:
     """What the last dry run of a preset found (see expected); None if there was none."""
     path = results_root(root) / f"estimate-{name}" / "summary.json"
-    return read_json(path) if path.exists() else None
+    return read_record(path, "refused") if path.exists() else None
 
 
 def cost_in_words(found: dict | None) -> str:
@@ -421,15 +425,9 @@ def dry_runs(names, repeats: int, root=None, **changed) -> None:
             )
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message):
-        """One sentence, as for any other bad input."""
-        raise ValueError(f"{message[:1].upper()}{message[1:]}; --help shows what there is.")
-
-
 def main(arguments=None) -> int:
     """Command line: 0, 1 if a run failed, 2 and one sentence on bad input."""
-    parser = _Parser(prog="python -m lib.presets", description=__doc__.split("\n")[0])
+    parser = OneSentenceParser(prog="python -m lib.presets", description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="presets, see --list")
     parser.add_argument("--list", action="store_true", help="name the presets and stop")
     parser.add_argument("--intervene", action="store_true", help="then take the terms out, too")
@@ -461,6 +459,9 @@ def main(arguments=None) -> int:
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("Interrupted; the same command goes on from here.", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -125,6 +125,21 @@ def read_json(path):
         raise ValueError(f"{path} is not valid JSON ({error}); delete or repair it.") from error
 
 
+def read_record(path, *needed: str) -> dict:
+    """The content of a JSON file that is an object with the keys `needed`.
+
+    Raises ValueError (one sentence) if it is anything else.
+    """
+    found = read_json(path)
+    missing = [] if isinstance(found, dict) else ["an object"]
+    missing = missing or [key for key in needed if key not in found]
+    if missing:
+        raise ValueError(
+            f"{path} is not a whole record (it lacks {', '.join(missing)}); delete or repair it."
+        )
+    return found
+
+
 def append_jsonl(path, value) -> None:
     """Append one line to `path` and flush it to the disk; a torn last line is removed first."""
     path = Path(path)
@@ -145,18 +160,21 @@ def append_jsonl(path, value) -> None:
             raise
 
 
-def read_jsonl(path) -> list:
+def read_jsonl(path) -> list[dict]:
     """The lines of `path`; a last line without its line end was torn by a kill and is dropped.
 
-    Raises ValueError (one sentence) for a broken line elsewhere.
+    Raises ValueError (one sentence) for a line elsewhere that is not a JSON object.
     """
     lines = Path(path).read_bytes().split(b"\n")[:-1]
     try:
-        return [json.loads(line) for line in lines]
+        found = [json.loads(line) for line in lines]
     except ValueError as error:
         raise ValueError(
             f"{path} has a line that is not JSON ({error}); delete or repair it."
         ) from error
+    if not all(isinstance(line, dict) for line in found):
+        raise ValueError(f"{path} has a line that is no record; delete or repair it.")
+    return found
 
 
 def _same(value, usual) -> bool:
@@ -280,7 +298,7 @@ def run_record(parameters: dict, corpus, *, device="cpu", seconds=None, peak_mem
 def load_run(name: str, root=None) -> dict:
     """The record of a run: keys `run`, `summary` (None while unfinished) and `metrics` (a list).
 
-    Raises FileNotFoundError (one sentence) if there is no such run.
+    Raises FileNotFoundError if there is no such run, ValueError if a file of it is damaged (one sentence).
     """
     folder = results_root(root) / name
     if not (folder / "run.json").exists():
@@ -289,8 +307,8 @@ def load_run(name: str, root=None) -> dict:
         )
     summary, metrics = folder / "summary.json", folder / "metrics.jsonl"
     return {
-        "run": read_json(folder / "run.json"),
-        "summary": read_json(summary) if summary.exists() else None,
+        "run": read_record(folder / "run.json"),
+        "summary": read_record(summary) if summary.exists() else None,
         "metrics": read_jsonl(metrics) if metrics.exists() else [],
     }
 

@@ -16,9 +16,10 @@ from pathlib import Path
 import torch
 
 from lib.presets import cost_in_words, duration, estimate, preset
-from lib.results import REPOSITORY, USUAL_VALUES, load_run, read_json, results_root, run_name
+from lib.results import REPOSITORY, USUAL_VALUES, load_run, read_record, results_root, run_name
 from lib.series import expand
 from lib.theory import leading_coefficients
+from lib.train import OneSentenceParser
 
 PUBLISHED = REPOSITORY / "data" / "published.toml"
 VERDICTS = ("agrees", "differs", "not yet run", "not in our copy")
@@ -40,13 +41,21 @@ def published(path=PUBLISHED) -> dict:
 
     Raises ValueError (one sentence) if an entry lacks a field, has an unknown one, or repeats an id.
     """
-    found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    try:
+        found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid TOML ({error}).") from error
+    if missing := {"topic", "entry", "work"} - found.keys():
+        raise ValueError(f"{path} lacks {', '.join(sorted(missing))}.")
     needed = {"id", "topic", "source", "where", "quantity", "published", "setting", "chapter"}
     optional = {"expect", "needs", "kind", "cost", "run", "read", "take", "computed", "beside"}
     topics, seen = {topic["key"] for topic in found["topic"]}, set()
     for entry in found["entry"]:
         name = entry.get("id", "without id")
         wrong = (needed - entry.keys()) | (entry.keys() - needed - optional - {"why", "note"})
+        places = [entry, *entry.get("beside", [])]
+        wrong |= {entry.get("computed", next(iter(COMPUTED)))} - COMPUTED.keys()
+        wrong |= {place["take"] for place in places if "take" in place} - TAKE.keys()
         if wrong or name in seen or entry["topic"] not in topics:
             raise ValueError(
                 f"Entry {name}: missing, unknown or repeated: {sorted(wrong) or name}."
@@ -94,9 +103,12 @@ def runs_of(name: str, kind: str = "", root=None) -> list[str]:
 
     wanted, found = experiment(asdict(preset(name).settings[0])), []
     for summary in sorted(results_root(root).glob("*/summary.json")):
-        parameters = read_json(summary.with_name("run.json"))["parameters"]
+        if not summary.with_name("run.json").exists():
+            continue
+        parameters = read_record(summary.with_name("run.json"), "parameters")["parameters"]
         own_name = "-".join(part for part in (kind, run_name(parameters)) if part)
         if summary.parent.name == own_name and experiment(parameters) == wanted:
+            read_record(summary, "finished")
             found.append(summary.parent.name)
     return found
 
@@ -341,9 +353,11 @@ def counts(found: list[dict]) -> dict[str, int]:
     return {name: sum(row["verdict"] == name for row in found) for name in VERDICTS}
 
 
-def main() -> int:
+def main(arguments=None) -> int:
     """Print the scoreboard as text; 2 and one sentence if an entry has no verdict."""
+    parser = OneSentenceParser(prog="python -m lib.scoreboard", description=__doc__.split("\n")[0])
     try:
+        parser.parse_args(arguments)
         found = rows()
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)

@@ -33,8 +33,8 @@ from lib.results import (
     atomic_file,
     cache_dir,
     peak_memory_mib,
-    read_json,
     read_jsonl,
+    read_record,
     results_root,
     run_name,
     run_record,
@@ -95,6 +95,8 @@ class TrainConfig:
         for name, least in {"vocab_size": 2, "seq_len": 1, "num_layers": 1, "seed": 0}.items():
             if not whole(getattr(self, name), least):
                 refuse(name, f"a whole number of at least {least}")
+        if self.seed >= 2**63:  # torch's generators hold no more
+            refuse("seed", "below 2**63")
         for name in ("max_sequences", "epochs", "steps"):
             if getattr(self, name) is not None and not whole(getattr(self, name), 1):
                 refuse(name, "a whole number of at least 1, or None")
@@ -195,14 +197,17 @@ class _Checkpoint:
                     f"space in {self.path.parent} and start the same run again."
                 ) from error
 
-    def load(self, model, identity: dict) -> int | None:
+    def load(self, model, identity: dict, *, finished: bool = False) -> int | None:
         """Put the stored weights into `model` and return their step; None if nothing is stored.
 
         Raises ValueError if the file is damaged or belongs to another run or other shapes.
         """
         if not self.path.exists():
             return None
-        advice = f"delete {self.path} to start this run from the beginning"
+        what_then = (
+            "read this run without its weights" if finished else "start this run from the beginning"
+        )
+        advice = f"delete {self.path} to {what_then}"
         try:
             with safe_open(str(self.path), framework="pt") as file:
                 header = json.loads((file.metadata() or {})["run"])
@@ -358,6 +363,9 @@ def _train(config, corpus, run_dir: Path, device, resume: bool, progress: bool) 
             raise ValueError("This process has other settings or another corpus than process 0.")
         _check_fit(config, corpus, batch_size)
         theory = theory_tokens(config, tokens)
+        per_epoch = len(tokens) // batch_size
+        last = config.steps or config.epochs * per_epoch
+        wanted = snapshot_steps(last) | set(range(per_epoch, last + 1, per_epoch))
         if world.is_first:
             _refuse_other_run(run_dir, identity)
         method = None if finished else choose_method(config, corpus, batch_size, device)
@@ -375,12 +383,20 @@ def _train(config, corpus, run_dir: Path, device, resume: bool, progress: bool) 
                 for path in (summary, metrics, checkpoint.path):
                     path.unlink(missing_ok=True)
             # Weights without their lines would leave holes in the record: such a run starts anew.
-            done = (checkpoint.load(model, identity) or 0) if metrics.exists() else 0
+            loaded = checkpoint.load(model, identity, finished=finished) if metrics.exists() else 0
+            done = loaded or 0
             if finished:
-                kept = done, None, None, (read_json(summary), read_jsonl(metrics))
+                kept = done, None, None, _read_finished(summary, metrics)
             else:
+                if metrics.exists():
+                    _refuse_holes(metrics, {step for step in wanted if step <= done})
+                    if loaded is None and read_jsonl(metrics):
+                        print(
+                            f"{run_dir.name}: no weights in {checkpoint.path}, it starts anew.",
+                            file=sys.stderr,
+                        )
                 if done:  # a resumed run goes on as it began, to the same numbers
-                    method = read_json(run_dir / "run.json").get("method", "dense")
+                    method = read_record(run_dir / "run.json").get("method", "dense")
                 kept = done, _cut_metrics(metrics, done), method, None
     done, spent, method, result = distributed.from_first(kept)
     if done:
@@ -409,9 +425,6 @@ def _train(config, corpus, run_dir: Path, device, resume: bool, progress: bool) 
             record()
 
     tokens, order = tokens.to(device), None
-    per_epoch = len(tokens) // batch_size
-    last = config.steps or config.epochs * per_epoch
-    wanted = snapshot_steps(last)
     bar = tqdm(
         total=last,
         initial=done,
@@ -458,8 +471,7 @@ def _train(config, corpus, run_dir: Path, device, resume: bool, progress: bool) 
             for name, parameter in model.named_parameters():
                 parameter -= config.learning_rate * gradients[name]
         bar.update()
-        is_snapshot = step in wanted or batch == per_epoch - 1
-        if is_snapshot:
+        if step in wanted:
             with distributed.together():
                 if world.is_first:
                     keep(step, loss, with_line=True)
@@ -475,7 +487,7 @@ def _train(config, corpus, run_dir: Path, device, resume: bool, progress: bool) 
             record(seconds=seconds, peak_memory=peak_memory_mib(device))
             lines = read_jsonl(metrics)
             write_json(summary, _summary(lines, config, batch_size, seconds))
-            result = read_json(summary), lines
+            result = _read_finished(summary, metrics)
     return RunResult(*distributed.from_first(result), model, run_dir, config)
 
 
@@ -498,8 +510,12 @@ def _check_fit(config: TrainConfig, corpus, batch_size: int) -> None:
 
 def _refuse_other_run(run_dir: Path, identity: dict) -> None:
     if not (run_dir / "run.json").exists():
+        if any((run_dir / name).exists() for name in ("metrics.jsonl", "summary.json")):
+            raise ValueError(
+                f"{run_dir} has results but no run.json that says whose; choose another folder. Nothing was changed."
+            )
         return
-    earlier = read_json(run_dir / "run.json")
+    earlier = read_record(run_dir / "run.json", "parameters", "corpus")
     found = USUAL_VALUES | earlier["parameters"] | {"fingerprint": earlier["corpus"]["fingerprint"]}
     asked = identity["parameters"] | {"fingerprint": identity["fingerprint"]}
     different = sorted(name for name in asked if asked[name] != found.get(name))
@@ -507,6 +523,25 @@ def _refuse_other_run(run_dir: Path, identity: dict) -> None:
         raise ValueError(
             f"{run_dir} holds a run with another {', '.join(different)}; choose another folder. Nothing was changed."
         )
+
+
+def _refuse_holes(metrics: Path, wanted: set[int]) -> None:
+    found = {line.get("step") for line in read_jsonl(metrics)}
+    if missing := sorted(wanted - found):
+        raise ValueError(
+            f"{metrics} lacks the line of update {missing[0]}, which the stored weights have behind them; "
+            "restore it, or delete it to start this run from the beginning. Nothing was changed."
+        )
+
+
+def _read_finished(summary: Path, metrics: Path) -> tuple[dict, list[dict]]:
+    found, lines = read_record(summary, "finished", "step"), read_jsonl(metrics)
+    if not lines or lines[-1].get("step") != found["step"]:
+        raise ValueError(
+            f"{metrics} does not end at update {found['step']} as {summary.name} does; restore it, or delete "
+            "both to start this run from the beginning."
+        )
+    return found, lines
 
 
 def _cut_metrics(path: Path, step: int) -> float:
@@ -543,18 +578,27 @@ def _summary(metrics: list[dict], config: TrainConfig, batch_size: int, seconds:
     }
 
 
+class OneSentenceParser(argparse.ArgumentParser):
+    """A parser that raises ValueError with one sentence where argparse prints its usage and exits."""
+
+    def error(self, message):
+        raise ValueError(f"{message[:1].upper()}{message[1:]}; --help shows what there is.")
+
+
 def main(arguments=None) -> int:
     """Command line: one option per setting, named as in TrainConfig; 2 and one sentence on bad input."""
-    parser = argparse.ArgumentParser(prog="python -m lib.train", description=__doc__.split("\n")[0])
+    parser = OneSentenceParser(prog="python -m lib.train", description=__doc__.split("\n")[0])
     for setting in fields(TrainConfig):
         bare = {"nargs": "?", "const": "true"} if setting.type in ("bool", bool) else {}
         parser.add_argument("--" + setting.name.replace("_", "-"), dest=setting.name, **bare)
     parser.add_argument("--results-root", help="folder of the run records (default: data/results)")
-    given = {
-        name: text for name, text in vars(parser.parse_args(arguments)).items() if text is not None
-    }
-    root = given.pop("results_root", None)
     try:
+        given = {
+            name: text
+            for name, text in vars(parser.parse_args(arguments)).items()
+            if text is not None
+        }
+        root = given.pop("results_root", None)
         config = TrainConfig(
             **{name: setting_from_text(name, text) for name, text in given.items()}
         )

@@ -109,6 +109,10 @@ def test_what_does_not_fit_is_not_chosen():
     assert cost.paths_memory(*size, itemsize=8) == 2 * by_paths
 
 
+def test_hundreds_of_layers_are_a_matter_of_the_dense_model():
+    assert cost.choose(20, 8, 600, 16, 8, device="cpu") == "dense"
+
+
 def test_without_a_limit_everything_fits():
     assert cost.choose(30000, 200, 2, 10**6, 90, device="cpu") == "paths"
 

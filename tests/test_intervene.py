@@ -210,6 +210,20 @@ def test_softmax_change_at_every_size():
     assert moved[0, 4] == 0
 
 
+def test_probabilities_too_small_to_be_written_still_count():
+    model = AttentionOnlyTransformer(3, 2, 1).double()
+    tokens = torch.zeros(1, 2, dtype=torch.long)
+    targets = torch.ones_like(tokens)
+    with torch.no_grad():
+        model.output[0, 1] = 800.0  # the other two have a probability of 0 in float64
+    found = loss_change(model, {"output": torch.zeros(3, 3)}, tokens, targets)
+    assert found.item() == pytest.approx(math.log(3), rel=1e-12)
+    with torch.no_grad():
+        model.layers[0].position[0] = 800.0
+    with pytest.raises(FloatingPointError, match="attention probability is too small"):
+        loss_change(model, {"output": torch.zeros(3, 3)}, tokens, targets)
+
+
 def test_bad_changes_are_one_sentence():
     model = random_model(1)
     with pytest.raises(ValueError, match="no parameter 'layers.3.value'"):
@@ -475,6 +489,11 @@ def test_the_run_notebook_trains_and_measures_and_says_when_weights_are_gone(
     again = run_notebook(samples=7, retrain=True)[name.replace("samples=6", "samples=7")]
     assert again["predicted"] == found["predicted"]  # the same text, the same statistics
     assert {path.name: path.read_bytes() for path in train_record.iterdir()} == before
+
+    for path in (tmp_path / "cache" / "checkpoints").iterdir():
+        path.unlink()  # those of the second training, whose record still says that it is finished
+    third = run_notebook(samples=8, retrain=True)[name.replace("samples=6", "samples=8")]
+    assert len(third["interventions"]) == len(rows)
 
 
 @pytest.mark.slow

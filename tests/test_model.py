@@ -123,3 +123,10 @@ def test_bad_input_is_refused(tokens):
         AttentionOnlyTransformer(V, T, 1)(torch.zeros(1, T + 1, dtype=torch.long))
     with pytest.raises(ValueError, match="must be alike"):
         loss_and_gradients(irregular_model(), tokens[0], tokens[1][:, 1:])
+
+
+def test_every_target_counts():
+    model = AttentionOnlyTransformer(5, 3, 1)
+    tokens = torch.zeros(1, 3, dtype=torch.long)
+    with pytest.raises(IndexError):  # torch would pass over -100
+        loss_and_gradients(model, tokens, tokens - 100)

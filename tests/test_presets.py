@@ -162,6 +162,30 @@ def test_a_failing_run_stops_only_itself_and_finished_ones_are_skipped(monkeypat
     assert main(["one"]) == 1 and ran[3:] == [bad]
 
 
+def test_a_damaged_record_stops_only_its_own_run(monkeypatch, capsys):
+    use(monkeypatch, one=SMALL, later=replace(SMALL, seed=1))
+    ran = without_notebook(monkeypatch)
+    assert main(["one"]) == 0
+    (results.results_root() / results.run_name(asdict(SMALL)) / "summary.json").write_text("null")
+    capsys.readouterr()
+    assert main(["one", "later"]) == 1
+    out, err = capsys.readouterr()
+    assert "failed: " in err and "is not a whole record" in err and err.count("\n") == 1
+    table = [line.split() for line in out.splitlines() if line.startswith(("one ", "later "))]
+    assert [line[1] for line in table] == ["damaged", "finished"] and len(ran) == 3
+
+
+def test_an_interrupt_is_one_sentence(monkeypatch, capsys):
+    use(monkeypatch, one=SMALL)
+
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(presets, "execute", interrupted)
+    assert main(["one"]) == 130
+    assert capsys.readouterr().err == "Interrupted; the same command goes on from here.\n"
+
+
 def test_table_shows_measured_cost_and_the_estimate_for_the_rest(monkeypatch, capsys):
     use(monkeypatch, done=SMALL, open=replace(SMALL, seed=1), unknown=replace(SMALL, seed=2))
     without_notebook(monkeypatch)

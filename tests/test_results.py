@@ -20,6 +20,7 @@ from lib.results import (
     notebook_parameters,
     read_json,
     read_jsonl,
+    read_record,
     results_root,
     run_name,
     run_record,
@@ -113,6 +114,19 @@ def test_json_that_is_broken_is_named(tmp_path):
         read_json(path)
 
 
+@pytest.mark.parametrize(
+    ("text", "lacks"), [("null", "an object"), ("[]", "an object"), ('{"b": 1}', "a, c")]
+)
+def test_a_record_of_another_shape_is_named(tmp_path, text, lacks):
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    sentence = rf"a\.json is not a whole record \(it lacks {lacks}\); delete or repair it\.$"
+    with pytest.raises(ValueError, match=sentence):
+        read_record(path, "a", "b", "c")
+    path.write_text('{"a": 1, "b": 2, "c": 3}')
+    assert read_record(path, "a", "b", "c") == {"a": 1, "b": 2, "c": 3}
+
+
 def test_torn_last_line_is_dropped_and_repaired(tmp_path):
     path = tmp_path / "runs" / "metrics.jsonl"
     append_jsonl(path, {"step": 1, "loss": float("nan")})
@@ -129,6 +143,9 @@ def test_broken_middle_line_is_an_error(tmp_path, broken):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1}\n' + broken + b'\n{"step": 2}\n')
     with pytest.raises(ValueError, match=r"metrics\.jsonl has a line that is not JSON"):
+        read_jsonl(path)
+    path.write_bytes(b'{"step": 1}\nnull\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl has a line that is no record"):
         read_jsonl(path)
 
 

@@ -208,11 +208,38 @@ def test_a_path_that_finds_nothing_is_refused(board):
 
 
 @pytest.mark.parametrize(
-    "change", [{"quantity": None}, {"toleranec": 1}, {"topic": "u"}], ids=["field", "typo", "topic"]
+    "change",
+    [
+        {"quantity": None},
+        {"toleranec": 1},
+        {"topic": "u"},
+        {"computed": "nonesuch"},
+        {"take": "median"},
+    ],
+    ids=["field", "typo", "topic", "computed", "take"],
 )
 def test_a_faulty_entry_is_refused(board, change):
     with pytest.raises(ValueError, match="Entry a: missing, unknown or repeated"):
         board(**change)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"), [("", "lacks entry, topic, work"), ("[[", "is not valid TOML")]
+)
+def test_a_damaged_list_is_named(tmp_path, text, sentence):
+    (tmp_path / "published.toml").write_text(text)
+    with pytest.raises(ValueError, match=rf"published\.toml {sentence}"):
+        published(tmp_path / "published.toml")
+
+
+def test_a_damaged_summary_is_no_finished_run(board):
+    record(board.root, FULL, 0.9)
+    (folder,) = board.root.glob("tiny*")
+    (folder / "summary.json").write_text("{}")
+    with pytest.raises(ValueError, match="is not a whole record"):
+        board()
+    (folder / "run.json").unlink()  # a folder that says nothing is nothing
+    assert board()["verdict"] == "not yet run"
 
 
 def test_a_repeated_id_is_refused(board):
@@ -259,12 +286,14 @@ def test_html_is_escaped_and_every_row_is_there(board):
 
 def test_main_prints_the_board_and_refuses_in_one_sentence(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("LEADING_TERMS_RESULTS", str(RECORDS))
-    assert scoreboard.main() == 0
+    assert scoreboard.main([]) == 0
     assert "[paper-minimum-output]" in capsys.readouterr().out
     monkeypatch.setenv("LEADING_TERMS_RESULTS", str(tmp_path))
-    assert scoreboard.main() == 2
+    assert scoreboard.main([]) == 2
     err = capsys.readouterr().err
     assert "has no run and no estimate" in err and err.count("\n") == 1
+    assert scoreboard.main(["--bogus"]) == 2
+    assert capsys.readouterr().err.startswith("Unrecognized arguments: --bogus;")
 
 
 def test_the_page_shows_every_topic():

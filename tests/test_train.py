@@ -374,6 +374,7 @@ def test_snapshots_are_spaced_evenly_in_the_logarithm():
         ({"vocab_size": 1}, "vocab_size must be a whole number of at least 2, got 1"),
         ({"seq_len": 4.0}, "seq_len must be a whole number"),
         ({"num_layers": True}, "num_layers must be a whole number"),
+        ({"seed": 2**63}, r"seed must be below 2\*\*63"),
         ({"learning_rate": 0}, "learning_rate must be above 0"),
         ({"learning_rate": "0.1"}, "learning_rate must be a finite number"),
         ({"init_std": math.nan}, "init_std must be a finite number"),
@@ -423,6 +424,65 @@ def test_another_run_in_the_folder_is_not_overwritten(corpus, tmp_path):
     with pytest.raises(ValueError, match="another learning_rate"):
         train(replace(SMALL, learning_rate=0.2), corpus, tmp_path / "run", resume=False)
     assert before == {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+
+
+def unchanged(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("finished", [True, False], ids=["finished", "broken"])
+def test_a_record_with_holes_is_not_gone_on_with(corpus, tmp_path, finished):
+    whole = train(SMALL, corpus, tmp_path / "run")
+    metrics, summary = (tmp_path / "run" / name for name in ("metrics.jsonl", "summary.json"))
+    lines = metrics.read_bytes().splitlines(keepends=True)
+    if not finished:
+        summary.unlink()
+    sentence = "does not end at update" if finished else "lacks the line of update"
+    for damaged in (lines[: len(lines) // 2], [], [*lines[:-1], lines[-1][:9]]):
+        metrics.write_bytes(b"".join(damaged))
+        before = unchanged(tmp_path / "run")
+        with pytest.raises(ValueError, match=sentence):
+            train(SMALL, corpus, tmp_path / "run")
+        assert unchanged(tmp_path / "run") == before
+    if not finished:
+        metrics.write_bytes(b"".join(lines[:2] + lines[3:]))
+        with pytest.raises(ValueError, match="lacks the line of update 3"):
+            train(SMALL, corpus, tmp_path / "run")
+    metrics.write_bytes(b"".join(lines))
+    assert_same_run(train(SMALL, corpus, tmp_path / "run"), whole)
+    summary.write_bytes(b"null")
+    with pytest.raises(ValueError, match="is not a whole record"):
+        train(SMALL, corpus, tmp_path / "run")
+
+
+def test_results_that_do_not_say_whose_they_are_stay(corpus, tmp_path):
+    train(SMALL, corpus, tmp_path / "run")
+    (tmp_path / "run" / "run.json").unlink()
+    before = unchanged(tmp_path / "run")
+    for resume in (True, False):
+        with pytest.raises(ValueError, match="results but no run.json that says whose"):
+            train(SMALL, corpus, tmp_path / "run", resume=resume)
+    assert unchanged(tmp_path / "run") == before
+
+
+def test_a_finished_run_can_be_read_without_its_damaged_weights(corpus, tmp_path):
+    train(SMALL, corpus, tmp_path / "run")
+    (path,) = (tmp_path / "cache" / "checkpoints").iterdir()
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ValueError, match="to read this run without its weights"):
+        train(SMALL, corpus, tmp_path / "run")
+    path.unlink()
+    assert train(SMALL, corpus, tmp_path / "run").model is None
+
+
+def test_a_broken_run_without_weights_says_that_it_starts_anew(corpus, tmp_path, capsys):
+    whole = train(SMALL, corpus, tmp_path / "run", progress=False)
+    (tmp_path / "run" / "summary.json").unlink()
+    (path,) = (tmp_path / "cache" / "checkpoints").iterdir()
+    path.unlink()
+    capsys.readouterr()
+    assert_same_run(train(SMALL, corpus, tmp_path / "run", progress=False), whole)
+    assert "it starts anew" in capsys.readouterr().err
 
 
 def test_a_damaged_checkpoint_is_noticed(corpus, tmp_path):
@@ -497,6 +557,9 @@ def test_command_line_says_one_sentence(capsys, tmp_path):
     assert capsys.readouterr().err == "deterministic must be True or False, got 'maybe'.\n"
     assert main(["--deterministic", "--corpus", str(tmp_path / "absent.txt"), "--steps", "1"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+    assert main(["--bogus", "1"]) == 2
+    err = capsys.readouterr().err
+    assert err == "Unrecognized arguments: --bogus 1; --help shows what there is.\n"
 
 
 def test_larger_corpus_vocabulary_must_match(tmp_path):
