@@ -20,6 +20,7 @@ from lib import cost
 from lib.model import AttentionOnlyTransformer
 from lib.results import (
     REPOSITORY,
+    OneSentenceParser,
     environment,
     read_jsonl,
     read_record,
@@ -29,7 +30,6 @@ from lib.results import (
 )
 from lib.statistics import corpus_statistics
 from lib.train import (
-    OneSentenceParser,
     TrainConfig,
     choose_method,
     corpus_of,

@@ -5,6 +5,7 @@ what), `metrics.jsonl` (one line per snapshot, flushed as it goes) and `summary.
 read). Nothing here is ever unpickled, and an interrupted write leaves the earlier file as it was.
 """
 
+import argparse
 import ast
 import errno
 import hashlib
@@ -311,6 +312,13 @@ def load_run(name: str, root=None) -> dict:
         "summary": read_record(summary) if summary.exists() else None,
         "metrics": read_jsonl(metrics) if metrics.exists() else [],
     }
+
+
+class OneSentenceParser(argparse.ArgumentParser):
+    """A parser that raises ValueError with one sentence where argparse prints its usage and exits."""
+
+    def error(self, message):
+        raise ValueError(f"{message[:1].upper()}{message[1:]}; --help shows what there is.")
 
 
 def notebook_parameters(namespace: dict, names) -> dict:

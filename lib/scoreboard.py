@@ -16,10 +16,17 @@ from pathlib import Path
 import torch
 
 from lib.presets import cost_in_words, duration, estimate, preset
-from lib.results import REPOSITORY, USUAL_VALUES, load_run, read_record, results_root, run_name
+from lib.results import (
+    REPOSITORY,
+    USUAL_VALUES,
+    OneSentenceParser,
+    load_run,
+    read_record,
+    results_root,
+    run_name,
+)
 from lib.series import expand
 from lib.theory import leading_coefficients
-from lib.train import OneSentenceParser
 
 PUBLISHED = REPOSITORY / "data" / "published.toml"
 VERDICTS = ("agrees", "differs", "not yet run", "not in our copy")

@@ -5,7 +5,6 @@ resumes from its last checkpoint to the same numbers; a finished one is not run 
 `python -m lib.train --corpus storyworld --steps 40`; on several GPUs or machines, `torchrun -m lib.train`.
 """
 
-import argparse
 import hashlib
 import json
 import math
@@ -29,6 +28,7 @@ from lib.model import AttentionOnlyTransformer
 from lib.model import loss_and_gradients as dense
 from lib.results import (
     USUAL_VALUES,
+    OneSentenceParser,
     append_jsonl,
     atomic_file,
     cache_dir,
@@ -576,13 +576,6 @@ def _summary(metrics: list[dict], config: TrainConfig, batch_size: int, seconds:
         "seconds_per_step": seconds / final["step"],
         "tokens_per_second": final["step"] * batch_size * config.seq_len / seconds,
     }
-
-
-class OneSentenceParser(argparse.ArgumentParser):
-    """A parser that raises ValueError with one sentence where argparse prints its usage and exits."""
-
-    def error(self, message):
-        raise ValueError(f"{message[:1].upper()}{message[1:]}; --help shows what there is.")
 
 
 def main(arguments=None) -> int:
