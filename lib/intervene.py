@@ -68,14 +68,17 @@ def remove_random(weight: Tensor, direction: Tensor, seed: int) -> Tensor:
 # --- what that does to the loss ------------------------------------------------------------------
 
 
-def _growth(probabilities: Tensor, difference: Tensor, masked) -> tuple[Tensor, Tensor, Tensor]:
+def _growth(
+    probabilities: Tensor, difference: Tensor, masked=None
+) -> tuple[Tensor, Tensor, Tensor]:
     """The differences d less their mean, p expm1(d), and where d is large, [..., K], [..., K], [..., 1].
 
     A softmax ignores the mean; without it the sum of p expm1(d) is small of second order. Where d
-    passes 1, nothing is lost by subtracting, and p expm1(d), which could overflow, is left at 0.
+    passes 1, nothing is lost by subtracting, and p expm1(d), which could overflow, is left at 0. What is
+    `masked` [..., K] has no say in that.
     """
     centred = difference - (probabilities * difference).sum(dim=-1, keepdim=True)
-    felt = centred.masked_fill(masked, 0.0)
+    felt = centred if masked is None else centred.masked_fill(masked, 0.0)
     large = felt.abs().amax(dim=-1, keepdim=True) > 1
     return centred, probabilities * felt.masked_fill(large, 0.0).expm1(), large
 
@@ -96,9 +99,8 @@ def softmax_change(probabilities: Tensor, difference: Tensor) -> Tensor:
 
 def _loss_change(log_probabilities: Tensor, difference: Tensor, targets: Tensor) -> Tensor:
     """Change of the loss [n, T] when the logits move by `difference` [n, T, V]."""
-    # A probability that is 0 here is only too small to be written; nothing is masked.
-    nothing = torch.zeros_like(difference, dtype=torch.bool)
-    centred, growth, large = _growth(log_probabilities.exp(), difference, nothing)
+    # Nothing is masked: a probability that is 0 here is only too small to be written.
+    centred, growth, large = _growth(log_probabilities.exp(), difference)
     normaliser = growth.sum(dim=-1).log1p()
     if large.any():
         plain = (log_probabilities + centred).logsumexp(dim=-1)

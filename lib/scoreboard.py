@@ -60,9 +60,9 @@ def published(path=PUBLISHED) -> dict:
     for entry in found["entry"]:
         name = entry.get("id", "without id")
         wrong = (needed - entry.keys()) | (entry.keys() - needed - optional - {"why", "note"})
-        places = [entry, *entry.get("beside", [])]
-        wrong |= {entry.get("computed", next(iter(COMPUTED)))} - COMPUTED.keys()
-        wrong |= {place["take"] for place in places if "take" in place} - TAKE.keys()
+        for place in (entry, *entry.get("beside", [])):
+            for key, known in (("computed", COMPUTED), ("take", TAKE)):
+                wrong |= {place[key]} - known.keys() if key in place else set()
         if wrong or name in seen or entry["topic"] not in topics:
             raise ValueError(
                 f"Entry {name}: missing, unknown or repeated: {sorted(wrong) or name}."

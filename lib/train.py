@@ -388,16 +388,16 @@ def _train(config, corpus, run_dir: Path, device, resume: bool, progress: bool) 
             if finished:
                 kept = done, None, None, _read_finished(summary, metrics)
             else:
-                if metrics.exists():
-                    _refuse_holes(metrics, {step for step in wanted if step <= done})
-                    if loaded is None and read_jsonl(metrics):
-                        print(
-                            f"{run_dir.name}: no weights in {checkpoint.path}, it starts anew.",
-                            file=sys.stderr,
-                        )
+                lines = read_jsonl(metrics) if metrics.exists() else []
+                _refuse_holes(metrics, lines, {step for step in wanted if step <= done})
+                if lines and loaded is None:
+                    print(
+                        f"{run_dir.name}: no weights in {checkpoint.path}, it starts anew.",
+                        file=sys.stderr,
+                    )
                 if done:  # a resumed run goes on as it began, to the same numbers
                     method = read_record(run_dir / "run.json").get("method", "dense")
-                kept = done, _cut_metrics(metrics, done), method, None
+                kept = done, _cut_metrics(metrics, lines, done), method, None
     done, spent, method, result = distributed.from_first(kept)
     if done:
         distributed.copy_from_first([p.data for p in model.parameters()])
@@ -487,7 +487,7 @@ def _train(config, corpus, run_dir: Path, device, resume: bool, progress: bool) 
             record(seconds=seconds, peak_memory=peak_memory_mib(device))
             lines = read_jsonl(metrics)
             write_json(summary, _summary(lines, config, batch_size, seconds))
-            result = _read_finished(summary, metrics)
+            result = read_record(summary), lines
     return RunResult(*distributed.from_first(result), model, run_dir, config)
 
 
@@ -525,8 +525,8 @@ def _refuse_other_run(run_dir: Path, identity: dict) -> None:
         )
 
 
-def _refuse_holes(metrics: Path, wanted: set[int]) -> None:
-    found = {line.get("step") for line in read_jsonl(metrics)}
+def _refuse_holes(metrics: Path, lines: list[dict], wanted: set[int]) -> None:
+    found = {line.get("step") for line in lines}
     if missing := sorted(wanted - found):
         raise ValueError(
             f"{metrics} lacks the line of update {missing[0]}, which the stored weights have behind them; "
@@ -544,13 +544,13 @@ def _read_finished(summary: Path, metrics: Path) -> tuple[dict, list[dict]]:
     return found, lines
 
 
-def _cut_metrics(path: Path, step: int) -> float:
+def _cut_metrics(path: Path, lines: list[dict], step: int) -> float:
     """Drop lines after `step` (a kill came between line and checkpoint); returns the seconds spent."""
-    if not path.exists():
-        return 0.0
-    kept = [line for line in read_jsonl(path) if line["step"] <= step]
-    with atomic_file(path) as temporary:
-        temporary.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept))
+    kept = [line for line in lines if line["step"] <= step]
+    if len(kept) < len(lines):
+        with atomic_file(path) as temporary:
+            text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept)
+            temporary.write_text(text)
     return kept[-1]["seconds"] if kept else 0.0
 
 
