@@ -1,8 +1,8 @@
 """What the benchmarks share: options, times, the machine's yardstick, records."""
 
 import argparse
+import re
 import time
-from pathlib import Path
 
 import torch
 
@@ -19,9 +19,9 @@ def _positive(text):
 
 
 def _record(text):
-    """A name in the results folder that is free, or that of an earlier benchmark."""
-    if Path(text).name != text or (results_root() / text / "metrics.jsonl").exists():
-        raise argparse.ArgumentTypeError(f"{text!r} cannot be the name of a benchmark's record")
+    """The name of a benchmark's record; any other would write over what is not its own."""
+    if not re.fullmatch(r"bench-[\w.-]+", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no name like bench-gpu")
     return text
 
 
@@ -31,7 +31,7 @@ def parser(doc, **sizes):
     for name, usual in sizes.items():
         several = {"nargs": "+"} if isinstance(usual, list) else {}
         made.add_argument("--" + name.replace("_", "-"), type=_positive, default=usual, **several)
-    made.add_argument("--save", type=_record, help="name of the record in data/results")
+    made.add_argument("--save", type=_record, help="name of the record in data/results, bench-...")
     return made
 
 

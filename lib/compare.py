@@ -45,6 +45,53 @@ def relative_error(a: Tensor, b: Tensor) -> float:
     return ((a - b).norm() / b.norm()).item() if b.any() else math.nan
 
 
+def error_of_row(row: dict, scale: float = 1.0) -> float:
+    """Relative error of a row of Reference.compare, from its size and cosine alone.
+
+    With `scale`, what it would be if the prediction were so many times as large: for another count of
+    updates, the ratio of the coefficients.
+    """
+    size = row["magnitude_ratio"] / scale
+    return math.sqrt(max(0.0, size**2 - 2 * size * row["cosine"] + 1))
+
+
+def contradictions(record: dict) -> list[str]:
+    """What does not fit together within the record of a training run (lib.results.load_run); [] if all does.
+
+    Each line's s eta and epoch must follow from its update and the settings, each row's error from its
+    cosine and size (to 1e-5: a cosine of a million entries is good to about 1e-12, and the error is a
+    root of its distance from 1); lines must rise, and a summary must repeat the last of them at the
+    planned update.
+    """
+    settings, lines, summary = record["run"]["parameters"], record["metrics"], record["summary"]
+    sequences, batch = record["run"]["corpus"]["sequences"], settings["batch_size"]
+    per_epoch = 1 if batch == "full" else sequences // batch
+    found = []
+    for line in lines:
+        step = line["step"]
+        if not math.isclose(line["sum_learning_rate"], step * settings["learning_rate"]):
+            found.append(f"s eta at update {step}")
+        if not math.isclose(line["epoch"], step / per_epoch):
+            found.append(f"epoch at update {step}")
+        for row in line["comparisons"]:
+            if row["cosine"] is not None and not math.isclose(
+                error_of_row(row), row["relative_error"], rel_tol=1e-3, abs_tol=1e-5
+            ):
+                found.append(f"error of {row['parameter']} {row['layer']} at update {step}")
+    steps = [line["step"] for line in lines]
+    if steps != sorted(set(steps)):
+        found.append("order of the lines")
+    if summary:
+        if steps[-1:] != [settings["steps"] or settings["epochs"] * per_epoch]:
+            found.append("last update")
+        if any(
+            summary[key] != lines[-1][key]
+            for key in lines[-1].keys() & summary.keys() - {"seconds"}
+        ):
+            found.append("summary and last line")
+    return found
+
+
 def row_normalised_cosine(a: Tensor, b: Tensor) -> float:
     """Mean cosine of corresponding rows, over the rows that are zero in neither; NaN if none is.
 

@@ -158,10 +158,11 @@ def state(config: TrainConfig, root=None, kind: str = "train") -> dict:
     row = dict.fromkeys(("run", "state", "updates", "seconds", "peak_memory_mib"))
     if not (folder / "run.json").exists():
         return row | {"run": name, "state": "not yet run"}
+    numbers = {"seconds": int | float | None, "peak_memory_mib": int | float | None}
     try:
-        record = read_record(folder / "run.json", "seconds", "peak_memory_mib")
+        record = read_record(folder / "run.json", **numbers)
         if (folder / "summary.json").exists():
-            found, how = read_record(folder / "summary.json", "finished"), "finished"
+            found, how = read_record(folder / "summary.json", finished=True), "finished"
         else:
             lines = folder / "metrics.jsonl"
             found = (lines.exists() and read_jsonl(lines) or [{}])[-1]
@@ -245,7 +246,11 @@ def table(chosen, root=None) -> str:
 def estimate(name: str, root=None) -> dict | None:
     """What the last dry run of a preset found (see expected); None if there was none."""
     path = results_root(root) / f"estimate-{name}" / "summary.json"
-    return read_record(path, "refused") if path.exists() else None
+    if not path.exists():
+        return None
+    found = read_record(path, refused=str | None)
+    measured = "hours", "statistics_seconds", "multiplications_per_second"
+    return found if found["refused"] else read_record(path, **dict.fromkeys(measured, int | float))
 
 
 def cost_in_words(found: dict | None) -> str:

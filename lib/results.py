@@ -19,6 +19,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
+from types import UnionType
 from urllib.parse import quote
 
 import numpy
@@ -126,17 +127,31 @@ def read_json(path):
         raise ValueError(f"{path} is not valid JSON ({error}); delete or repair it.") from error
 
 
-def read_record(path, *needed: str) -> dict:
-    """The content of a JSON file that is an object with the keys `needed`.
+def _lacking(found, needed: dict) -> list[str]:
+    """What a record lacks of `needed`, {key: its type, or the very value that it must have}."""
+    if not isinstance(found, dict):
+        return ["an object"]
+    return [
+        key
+        for key, kind in needed.items()
+        if key not in found
+        or not (
+            isinstance(found[key], kind)
+            if isinstance(kind, type | UnionType)
+            else found[key] == kind
+        )
+    ]
+
+
+def read_record(path, **needed) -> dict:
+    """The content of a JSON file that is an object with what is `needed`: `seconds=float`, `finished=True`.
 
     Raises ValueError (one sentence) if it is anything else.
     """
     found = read_json(path)
-    missing = [] if isinstance(found, dict) else ["an object"]
-    missing = missing or [key for key in needed if key not in found]
-    if missing:
+    if lacking := _lacking(found, needed):
         raise ValueError(
-            f"{path} is not a whole record (it lacks {', '.join(missing)}); delete or repair it."
+            f"{path} is not a whole record (it lacks {', '.join(lacking)}); delete or repair it."
         )
     return found
 
@@ -161,10 +176,11 @@ def append_jsonl(path, value) -> None:
             raise
 
 
-def read_jsonl(path) -> list[dict]:
+def read_jsonl(path, **needed) -> list[dict]:
     """The lines of `path`; a last line without its line end was torn by a kill and is dropped.
 
-    Raises ValueError (one sentence) for a line elsewhere that is not a JSON object.
+    Raises ValueError (one sentence) for a line elsewhere that is not a JSON object with what is `needed`
+    (see read_record).
     """
     lines = Path(path).read_bytes().split(b"\n")[:-1]
     try:
@@ -173,8 +189,11 @@ def read_jsonl(path) -> list[dict]:
         raise ValueError(
             f"{path} has a line that is not JSON ({error}); delete or repair it."
         ) from error
-    if not all(isinstance(line, dict) for line in found):
-        raise ValueError(f"{path} has a line that is no record; delete or repair it.")
+    for number, line in enumerate(found, start=1):
+        if lacking := _lacking(line, needed):
+            raise ValueError(
+                f"{path} is damaged in line {number} (it lacks {', '.join(lacking)}); delete or repair it."
+            )
     return found
 
 

@@ -29,6 +29,7 @@ from lib.series import expand
 from lib.theory import leading_coefficients
 
 PUBLISHED = REPOSITORY / "data" / "published.toml"
+EXPECT = {"value", "tolerance", "low", "high", "at_least", "at_most", "words"}
 VERDICTS = ("agrees", "differs", "not yet run", "not in our copy")
 MISSING = "not in our copy"
 # Settings that a machine decides, the seed, and how many documents an intervention is measured on: with
@@ -46,23 +47,35 @@ TAKE = {
 def published(path=PUBLISHED) -> dict:
     """The file's content: `topic` (a list of titles with `key`), `entry` (the numbers), `work`.
 
-    Raises ValueError (one sentence) if an entry lacks a field, has an unknown one, or repeats an id.
+    Raises ValueError (one sentence) if an entry lacks a field, has an unknown one or an unknown word in it,
+    or repeats an id.
     """
     try:
         found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not valid TOML ({error}).") from error
-    if missing := {"topic", "entry", "work"} - found.keys():
+    shapes = {"topic": list, "entry": list, "work": dict}
+    if missing := [key for key, shape in shapes.items() if not isinstance(found.get(key), shape)]:
         raise ValueError(f"{path} lacks {', '.join(sorted(missing))}.")
     needed = {"id", "topic", "source", "where", "quantity", "published", "setting", "chapter"}
     optional = {"expect", "needs", "kind", "cost", "run", "read", "take", "computed", "beside"}
-    topics, seen = {topic["key"] for topic in found["topic"]}, set()
+    topics, seen = {topic.get("key") for topic in found["topic"]}, set()
+    words = {
+        "computed": COMPUTED.keys(),
+        "take": TAKE.keys(),
+        "kind": {"intervene"},
+        "cost": {"training", "statistics", *found["work"]},
+    }
     for entry in found["entry"]:
         name = entry.get("id", "without id")
         wrong = (needed - entry.keys()) | (entry.keys() - needed - optional - {"why", "note"})
+        for place in entry.get("beside", []):
+            wrong |= place.keys() - {"preset", "run", "scale", "kind", "read", "take"}
+            wrong |= {"preset or run"} if not place.keys() & {"preset", "run"} else set()
         for place in (entry, *entry.get("beside", [])):
-            for key, known in (("computed", COMPUTED), ("take", TAKE)):
-                wrong |= {place[key]} - known.keys() if key in place else set()
+            for key, known in words.items():
+                wrong |= {str(place[key])} - known if key in place else set()
+        wrong |= entry.get("expect", {}).keys() - EXPECT
         if wrong or name in seen or entry["topic"] not in topics:
             raise ValueError(
                 f"Entry {name}: missing, unknown or repeated: {sorted(wrong) or name}."
@@ -112,10 +125,10 @@ def runs_of(name: str, kind: str = "", root=None) -> list[str]:
     for summary in sorted(results_root(root).glob("*/summary.json")):
         if not summary.with_name("run.json").exists():
             continue
-        parameters = read_record(summary.with_name("run.json"), "parameters")["parameters"]
+        parameters = read_record(summary.with_name("run.json"), parameters=dict)["parameters"]
         own_name = "-".join(part for part in (kind, run_name(parameters)) if part)
         if summary.parent.name == own_name and experiment(parameters) == wanted:
-            read_record(summary, "finished")
+            read_record(summary, finished=True)
             found.append(summary.parent.name)
     return found
 
@@ -207,12 +220,14 @@ def _number(value: float) -> str:
     return f"1 − {1 - value:.1e}" if text == "1" and value < 1 else text
 
 
-def _in_words(values: list) -> str:
+def _in_words(values: list, runs=(), root=None) -> str:
     if any(isinstance(value, list) for value in values):
         return "; ".join(", ".join(map(str, value)) for value in values)
     text = _number(sum(values) / len(values))
     if len(values) > 1:
-        text += f" ({_number(min(values))} to {_number(max(values))}, {len(values)} seeds)"
+        seeds = {load_run(run, root)["run"]["parameters"]["seed"] for run in runs}
+        kind = "seeds" if len(seeds) == len(values) else "runs"
+        text += f" ({_number(min(values))} to {_number(max(values))}, {len(values)} {kind})"
     return text
 
 
@@ -257,7 +272,7 @@ def rows(path=PUBLISHED, root=None) -> list[dict]:
             beside, behind = _values(place, entry, root)
             if beside:
                 scale = place.get("scale") or place["preset"]
-                smaller.append((scale, _in_words(beside), behind))
+                smaller.append((scale, _in_words(beside, behind, root), behind))
         cost = ""
         if entry["published"] == MISSING:
             verdict = MISSING
@@ -275,7 +290,7 @@ def rows(path=PUBLISHED, root=None) -> list[dict]:
                     f"Entry {entry['id']} has no run and no estimate of its cost: name the preset it "
                     "needs in data/published.toml, and try python -m lib.presets NAME --dry-run 1."
                 )
-        ours = _in_words(values) if values else ""
+        ours = _in_words(values, runs if "computed" not in entry else (), root) if values else ""
         made.append(
             entry
             | {"ours": ours, "runs": runs, "smaller": smaller, "verdict": verdict, "cost": cost}

@@ -386,9 +386,9 @@ def _train(config, corpus, run_dir: Path, device, resume: bool, progress: bool) 
             loaded = checkpoint.load(model, identity, finished=finished) if metrics.exists() else 0
             done = loaded or 0
             if finished:
-                kept = done, None, None, _read_finished(summary, metrics)
+                kept = done, None, None, _read_finished(summary, metrics, wanted)
             else:
-                lines = read_jsonl(metrics) if metrics.exists() else []
+                lines = _read_lines(metrics) if metrics.exists() else []
                 _refuse_holes(metrics, lines, {step for step in wanted if step <= done})
                 if lines and loaded is None:
                     print(
@@ -485,7 +485,7 @@ def _train(config, corpus, run_dir: Path, device, resume: bool, progress: bool) 
     with distributed.together():
         if world.is_first:
             record(seconds=seconds, peak_memory=peak_memory_mib(device))
-            lines = read_jsonl(metrics)
+            lines = _read_lines(metrics)
             write_json(summary, _summary(lines, config, batch_size, seconds))
             result = read_record(summary), lines
     return RunResult(*distributed.from_first(result), model, run_dir, config)
@@ -515,8 +515,9 @@ def _refuse_other_run(run_dir: Path, identity: dict) -> None:
                 f"{run_dir} has results but no run.json that says whose; choose another folder. Nothing was changed."
             )
         return
-    earlier = read_record(run_dir / "run.json", "parameters", "corpus")
-    found = USUAL_VALUES | earlier["parameters"] | {"fingerprint": earlier["corpus"]["fingerprint"]}
+    earlier = read_record(run_dir / "run.json", parameters=dict, corpus=dict)
+    fingerprint = earlier["corpus"].get("fingerprint")
+    found = USUAL_VALUES | earlier["parameters"] | {"fingerprint": fingerprint}
     asked = identity["parameters"] | {"fingerprint": identity["fingerprint"]}
     different = sorted(name for name in asked if asked[name] != found.get(name))
     if different:
@@ -525,22 +526,25 @@ def _refuse_other_run(run_dir: Path, identity: dict) -> None:
         )
 
 
+def _read_lines(metrics: Path) -> list[dict]:
+    return read_jsonl(metrics, step=int, seconds=int | float, loss=int | float, comparisons=list)
+
+
 def _refuse_holes(metrics: Path, lines: list[dict], wanted: set[int]) -> None:
-    found = {line.get("step") for line in lines}
-    if missing := sorted(wanted - found):
+    steps = [line["step"] for line in lines]
+    missing, ordered = sorted(wanted - set(steps)), steps == sorted(set(steps))
+    if missing or not ordered:
+        what = f"lacks the line of update {missing[0]}" if missing else "has its lines out of order"
         raise ValueError(
-            f"{metrics} lacks the line of update {missing[0]}, which the stored weights have behind them; "
-            "restore it, or delete it to start this run from the beginning. Nothing was changed."
+            f"{metrics} {what}; restore it, or delete the results of this run to start it from the "
+            "beginning. Nothing was changed."
         )
 
 
-def _read_finished(summary: Path, metrics: Path) -> tuple[dict, list[dict]]:
-    found, lines = read_record(summary, "finished", "step"), read_jsonl(metrics)
-    if not lines or lines[-1].get("step") != found["step"]:
-        raise ValueError(
-            f"{metrics} does not end at update {found['step']} as {summary.name} does; restore it, or delete "
-            "both to start this run from the beginning."
-        )
+def _read_finished(summary: Path, metrics: Path, wanted: set[int]) -> tuple[dict, list[dict]]:
+    found = read_record(summary, finished=True, step=int, seconds=int | float, comparisons=list)
+    lines = _read_lines(metrics)
+    _refuse_holes(metrics, lines, wanted)
     return found, lines
 
 

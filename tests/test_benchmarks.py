@@ -42,6 +42,21 @@ def test_gpu_benchmark_without_a_gpu_is_refused_with_a_sentence():
     assert done.stderr.startswith("No CUDA device was found") and done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--save estimate-sample", "is no name like bench-gpu"),
+        ("--save ..", "is no name like bench-gpu"),
+        ("--save bench-../x", "is no name like bench-gpu"),
+        ("--sequences 0", "is not a whole number of at least 1"),
+        ("--layers -1", "is not a whole number of at least 1"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_is_measured(options, says):
+    done = run("bench_profile.py", *options.split())
+    assert done.returncode == 2 and done.stdout == "" and says in done.stderr
+
+
 TINY = "--vocab-size 100 --seq-len 20 --sequences 8"
 
 
@@ -56,18 +71,18 @@ TINY = "--vocab-size 100 --seq-len 20 --sequences 8"
     ],
 )
 def test_benchmark_at_tiny_sizes_prints_and_keeps_a_record(script, options, printed):
-    done = run(script, *TINY.split(), *options.split(), "--save", f"tiny-{script}")
+    done = run(script, *TINY.split(), *options.split(), "--save", f"bench-{script}")
     assert done.returncode == 0, done.stderr
     assert printed in done.stdout
-    record = load_run(f"tiny-{script}")
+    record = load_run(f"bench-{script}")
     assert record["summary"] and record["run"]["parameters"]["vocab_size"] == 100
     assert record["run"]["tf32"] is False and "save" not in record["run"]["parameters"]
 
 
 @pytest.mark.slow
 def test_equality_is_small_at_tiny_sizes():
-    done = run("bench_equality.py", *TINY.split(), "--layers", "3", "--save", "tiny")
+    done = run("bench_equality.py", *TINY.split(), "--layers", "3", "--save", "bench-tiny")
     assert done.returncode == 0, done.stderr
-    (tenth, few) = load_run("tiny")["summary"]["equality"]
+    (tenth, few) = load_run("bench-tiny")["summary"]["equality"]
     assert max(tenth["paths"], few["paths"]) < 1e-5
     assert max(tenth["paths_float64"], few["paths_float64"]) < 1e-13

@@ -8,12 +8,15 @@ import torch
 from lib.compare import (
     Deflation,
     Reference,
+    contradictions,
+    error_of_row,
     frobenius_cosine,
     relative_error,
     row_normalised_cosine,
     shuffle_tokens,
 )
 from lib.model import AttentionOnlyTransformer
+from lib.results import REPOSITORY, load_run, run_name
 from lib.theory import predict
 from tests import dense
 
@@ -141,3 +144,56 @@ def test_compare_sees_a_transpose(reference):
 def test_zero_weights_have_no_cosine(reference):
     for row in reference.compare(AttentionOnlyTransformer(V, T, L), 0, 0.1):
         assert math.isnan(row["cosine"]) and math.isnan(row["relative_error"])
+
+
+# Within the record of a run ---------------------------------------------------------------------
+
+TRAINED = [
+    folder.name
+    for folder in sorted((REPOSITORY / "data" / "results").iterdir())
+    if (folder / "metrics.jsonl").exists() and not folder.name.startswith("horizon")
+]
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_the_committed_records_contradict_nothing(name):
+    found = load_run(name, REPOSITORY / "data" / "results")
+    assert run_name(found["run"]["parameters"]) == name
+    assert contradictions(found) == []
+
+
+def test_a_row_gives_its_error_and_that_of_another_count():
+    weight, term = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(3))
+    row = {
+        "magnitude_ratio": (weight.norm() / term.norm()).item(),
+        "cosine": frobenius_cosine(weight, term),
+    }
+    assert error_of_row(row) == pytest.approx(relative_error(weight, term), rel=1e-6)
+    assert error_of_row(row, 0.7) == pytest.approx(relative_error(weight, 0.7 * term), rel=1e-6)
+
+
+def tampered(change):
+    found = load_run(TRAINED[-1], REPOSITORY / "data" / "results")
+    change(found)
+    return contradictions(found)
+
+
+def first_row(found):
+    return next(row for row in found["metrics"][-1]["comparisons"] if row["cosine"])
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda r: r["run"]["parameters"].update(learning_rate=0.05), "s eta at update 1"),
+        (lambda r: r["metrics"][3].update(step=5), "epoch at update 5"),
+        (lambda r: r["metrics"].reverse(), "order of the lines"),
+        (lambda r: r["metrics"].pop(), "last update"),
+        (lambda r: r["summary"].update(loss=0.0), "summary and last line"),
+        (lambda r: first_row(r).update(cosine=0.5), "error of output 0"),
+        (lambda r: first_row(r).update(magnitude_ratio=2.0), "error of output 0"),
+    ],
+)
+def test_a_record_that_was_tampered_with_contradicts_itself(change, says):
+    assert any(line.startswith(says) for line in tampered(change))
+    assert tampered(lambda r: None) == []

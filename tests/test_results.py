@@ -115,16 +115,23 @@ def test_json_that_is_broken_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "lacks"), [("null", "an object"), ("[]", "an object"), ('{"b": 1}', "a, c")]
+    ("text", "lacks"),
+    [
+        ("null", "an object"),
+        ("[]", "an object"),
+        ('{"b": true}', "a, c"),
+        ('{"a": "1", "b": true, "c": null}', "a"),
+        ('{"a": 1, "b": false, "c": []}', "b, c"),
+    ],
 )
 def test_a_record_of_another_shape_is_named(tmp_path, text, lacks):
     path = tmp_path / "a.json"
     path.write_text(text)
     sentence = rf"a\.json is not a whole record \(it lacks {lacks}\); delete or repair it\.$"
     with pytest.raises(ValueError, match=sentence):
-        read_record(path, "a", "b", "c")
-    path.write_text('{"a": 1, "b": 2, "c": 3}')
-    assert read_record(path, "a", "b", "c") == {"a": 1, "b": 2, "c": 3}
+        read_record(path, a=int, b=True, c=int | None)
+    path.write_text('{"a": 1, "b": true, "c": null}')
+    assert read_record(path, a=int, b=True, c=int | None) == {"a": 1, "b": True, "c": None}
 
 
 def test_torn_last_line_is_dropped_and_repaired(tmp_path):
@@ -145,8 +152,12 @@ def test_broken_middle_line_is_an_error(tmp_path, broken):
     with pytest.raises(ValueError, match=r"metrics\.jsonl has a line that is not JSON"):
         read_jsonl(path)
     path.write_bytes(b'{"step": 1}\nnull\n')
-    with pytest.raises(ValueError, match=r"metrics\.jsonl has a line that is no record"):
+    sentence = r"metrics\.jsonl is damaged in line 2 \(it lacks an object\)"
+    with pytest.raises(ValueError, match=sentence):
         read_jsonl(path)
+    path.write_bytes(b'{"step": 1}\n{"step": "2"}\n')
+    with pytest.raises(ValueError, match=r"damaged in line 2 \(it lacks step\)"):
+        read_jsonl(path, step=int)
 
 
 def test_append_on_a_full_disk_keeps_the_earlier_lines(tmp_path, monkeypatch):

@@ -215,12 +215,35 @@ def test_a_path_that_finds_nothing_is_refused(board):
         {"topic": "u"},
         {"computed": "nonesuch"},
         {"take": "median"},
+        {"kind": "intervne"},
+        {"cost": "statistic"},
     ],
-    ids=["field", "typo", "topic", "computed", "take"],
+    ids=["field", "typo", "topic", "computed", "take", "kind", "cost"],
 )
 def test_a_faulty_entry_is_refused(board, change):
     with pytest.raises(ValueError, match="Entry a: missing, unknown or repeated"):
         board(**change)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'beside = [{ preset = "small", raed = "summary.loss" }]',
+        'beside = [{ scale = "nothing to read" }]',
+        "expect = { tolerence = 0.1 }",
+    ],
+)
+def test_a_faulty_part_of_an_entry_is_refused(board, text):
+    with pytest.raises(ValueError, match="Entry a: missing, unknown or repeated"):
+        board(text=text)
+
+
+def test_the_same_seed_twice_is_no_further_seed(board):
+    record(board.root, FULL, 0.9)
+    record(board.root, replace(FULL, dtype="float64"), 0.8)
+    assert "2 runs" in board()["ours"]
+    record(board.root, replace(FULL, seed=1), 0.85)
+    assert "3 runs" in board()["ours"]
 
 
 @pytest.mark.parametrize(

@@ -437,22 +437,27 @@ def test_a_record_with_holes_is_not_gone_on_with(corpus, tmp_path, finished):
     lines = metrics.read_bytes().splitlines(keepends=True)
     if not finished:
         summary.unlink()
-    sentence = "does not end at update" if finished else "lacks the line of update"
+    sentence = "lacks the line of update"
     for damaged in (lines[: len(lines) // 2], [], [*lines[:-1], lines[-1][:9]]):
         metrics.write_bytes(b"".join(damaged))
         before = unchanged(tmp_path / "run")
         with pytest.raises(ValueError, match=sentence):
             train(SMALL, corpus, tmp_path / "run")
         assert unchanged(tmp_path / "run") == before
-    if not finished:
-        metrics.write_bytes(b"".join(lines[:2] + lines[3:]))
-        with pytest.raises(ValueError, match="lacks the line of update 3"):
+    for damaged, sentence in (
+        (lines[:2] + lines[3:], "lacks the line of update 3"),
+        (lines[::-1], "has its lines out of order"),
+        ([*lines, b'{"step": 99}\n'], "damaged in line .*it lacks seconds, loss, comparisons"),
+    ):
+        metrics.write_bytes(b"".join(damaged))
+        with pytest.raises(ValueError, match=sentence):
             train(SMALL, corpus, tmp_path / "run")
     metrics.write_bytes(b"".join(lines))
     assert_same_run(train(SMALL, corpus, tmp_path / "run"), whole)
-    summary.write_bytes(b"null")
-    with pytest.raises(ValueError, match="is not a whole record"):
-        train(SMALL, corpus, tmp_path / "run")
+    for damaged in (b"null", b'{"finished": false}', b'{"finished": true, "step": "7"}'):
+        summary.write_bytes(damaged)
+        with pytest.raises(ValueError, match="is not a whole record"):
+            train(SMALL, corpus, tmp_path / "run")
 
 
 def test_results_that_do_not_say_whose_they_are_stay(corpus, tmp_path):
@@ -483,6 +488,18 @@ def test_a_broken_run_without_weights_says_that_it_starts_anew(corpus, tmp_path,
     capsys.readouterr()
     assert_same_run(train(SMALL, corpus, tmp_path / "run", progress=False), whole)
     assert "it starts anew" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["parameters", "corpus"])
+@pytest.mark.parametrize("value", [None, [], {}])
+def test_a_run_json_of_another_shape_is_one_sentence(corpus, tmp_path, key, value):
+    train(SMALL, corpus, tmp_path / "run")
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    (tmp_path / "run" / "run.json").write_text(json.dumps(record | {key: value}))
+    before = unchanged(tmp_path / "run")
+    with pytest.raises(ValueError, match="is not a whole record|holds a run with another"):
+        train(SMALL, corpus, tmp_path / "run")
+    assert unchanged(tmp_path / "run") == before
 
 
 def test_a_damaged_checkpoint_is_noticed(corpus, tmp_path):
