@@ -9,6 +9,8 @@ import math
 
 import torch
 
+from lib.threads import at_once
+
 # As in lib.paths: blocks of positions in the output stage, elements of an automatic micro-batch.
 BLOCKS, MICRO_BATCH = 3, {"cpu": 2**21, "cuda": 2**28}
 DENSE_MICRO_BATCH = 2**23  # as in lib.model
@@ -98,8 +100,7 @@ def paths_memory(
     automatic = max(1, MICRO_BATCH[device] // sequence)
     sequences = min(batch_size, automatic if micro_batch == "auto" else micro_batch)
     tables = 3 * _table_entries(v, num_layers) + (2 * num_layers + 2) * v**2
-    at_once = torch.get_num_threads() + 1 if device == "cpu" else 1
-    return itemsize * (tables + 7 * at_once * sequences * sequence)
+    return itemsize * (tables + 7 * at_once(device) * sequences * sequence)
 
 
 def choose(

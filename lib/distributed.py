@@ -162,7 +162,7 @@ def sum_over_ranks(tensors, weight: float = 1.0) -> None:
     if world().size == 1:
         return
     for tensor in tensors:
-        total = (tensor * weight).contiguous()
+        total = tensor.mul_(weight).contiguous()  # a copy only of what has gaps
         with _connected():
             dist.all_reduce(total)
         tensor.copy_(total)
@@ -184,24 +184,16 @@ def corpus_statistics(
 ) -> statistics.CorpusStatistics:
     """statistics.corpus_statistics, counted by all ranks: each its share of the sequences.
 
-    Every rank passes all sequences `inputs`, `targets` [N, T] and receives the whole result.
+    Every rank passes all sequences `inputs`, `targets` [N, T] and receives the whole result. Raises
+    MemoryError on the first rank that has too little memory for it, OtherRankError on the others.
     """
     if world().size == 1:
         return statistics.corpus_statistics(inputs, targets, vocab_size, device=device)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    length = inputs.shape[1]
-    pairs = _counted(statistics.PairCounts(vocab_size, length, device), inputs, targets)
-    bigram, context = pairs.bigram, pairs.context
-    usefulness = bigram.T @ (bigram @ context)
-    queries = _counted(statistics.QueryKeyCounts(usefulness, length), inputs, targets)
-    return statistics.CorpusStatistics(
-        pairs.unigram,
-        bigram,
-        context,
-        queries.query_key / queries.positions,
-        queries.position / queries.positions,
-    )
+    with together():
+        statistics.require_statistics_memory(vocab_size, inputs.shape[1], device)
+    return statistics.count_all(inputs, targets, vocab_size, device, _counted)
 
 
 def _counted(counts, inputs: Tensor, targets: Tensor):

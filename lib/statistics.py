@@ -9,6 +9,7 @@ again in the chapters `output-step` and `notation`.
 """
 
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,22 +20,26 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lib.threads import in_threads
+from lib.threads import at_once, in_threads
 
 # Largest [sequences, T, T or U] tensor of a chunk: 4 MiB, so that it stays in cache.
 CHUNK_ELEMENTS = 2**19
 CUDA_CHUNKS = 32  # how many times larger chunks are on a GPU, which wants fewer and longer steps
+TABLES = 4  # of V by V at one time
 SPARSE_SHARE = 1 / 40  # of nonzero pairs: above it a dense product is the faster one
 
 
 def statistics_memory(vocab_size: int, seq_len: int, device="cpu") -> int:
     """Bytes that `corpus_statistics` needs at its peak, beyond its inputs and the program itself.
 
-    Four float64 tables of V^2 (following, prefix, bigram, context; later bigram, context, usefulness,
-    query_key), of which the result keeps three, and about eight working tensors for each thread.
+    TABLES float64 tables of V^2 (following, prefix, bigram, context; later bigram, context, usefulness,
+    query_key), of which the result keeps three, and about eight working tensors for each chunk at work.
     """
-    working = max(_chunk_elements(device), 2 * seq_len**2) * (torch.get_num_threads() + 1)
-    return 8 * (4 * vocab_size**2 + 8 * working)
+    return 8 * TABLES * vocab_size**2 + _working_memory(seq_len, device)
+
+
+def _working_memory(seq_len: int, device) -> int:
+    return 8 * 8 * max(_chunk_elements(device), 2 * seq_len**2) * at_once(device)
 
 
 def _chunk_elements(device) -> int:
@@ -42,24 +47,34 @@ def _chunk_elements(device) -> int:
 
 
 def available_memory(device="cpu") -> int | None:
-    """Bytes that can still be allocated on `device`; None where the system does not say."""
+    """Bytes that this process may still allocate on `device`; None where the system does not say.
+
+    Processes that torchrun started on one machine share its memory equally; a GPU belongs to one.
+    """
     if torch.device(device).type == "cuda":
         reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + reserved
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(n.split()[1]) * 1024 for n in lines if n.startswith("MemAvailable"))
+        free = next(int(n.split()[1]) * 1024 for n in lines if n.startswith("MemAvailable"))
     except (OSError, StopIteration):
         return None
+    return free // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def _require_memory(needed: int, vocab_size: int, device) -> None:
-    available = available_memory(device)
+def require_statistics_memory(vocab_size: int, seq_len: int, device) -> None:
+    """Raise MemoryError, one sentence, if `statistics_memory` is more than there is."""
+    _require_memory(vocab_size, device, TABLES, _working_memory(seq_len, device))
+
+
+def _require_memory(vocab_size: int, device, tables: int, working: int = 0) -> None:
+    needed, available = 8 * tables * vocab_size**2 + working, available_memory(device)
     if available is not None and needed > available:
+        fits = math.isqrt(max(0, available - working) // (8 * tables))
         raise MemoryError(
             f"Statistics of {vocab_size:,} tokens need {needed / 2**30:.1f} GiB and {device} has "
-            f"{available / 2**30:.1f} GiB free: take a vocab_size up to about "
-            f"{int(vocab_size * math.sqrt(available / needed)):,} or a machine with more memory."
+            f"{available / 2**30:.1f} GiB free: take a vocab_size up to about {fits:,} or a machine "
+            "with more memory."
         )
 
 
@@ -158,7 +173,7 @@ class _Counts:
             raise ValueError(
                 f"vocab_size and seq_len must be at least 1, got {vocab_size} and {seq_len}."
             )
-        _require_memory(8 * self.square * vocab_size**2, vocab_size, device)
+        _require_memory(vocab_size, device, self.square)
         self.vocab_size, self.seq_len, self.device, self.positions = vocab_size, seq_len, device, 0
 
     def _zeros(self, *shape) -> Tensor:
@@ -330,13 +345,20 @@ def corpus_statistics(
         raise ValueError(
             f"inputs must hold at least one sequence as [sequences, T], got {tuple(inputs.shape)}."
         )
+    require_statistics_memory(vocab_size, inputs.shape[1], device)
+    return count_all(inputs, targets, vocab_size, device, _Counts.add)
+
+
+def count_all(inputs: Tensor, targets: Tensor, vocab_size: int, device, count) -> CorpusStatistics:
+    """Both passes. `count(counts, inputs, targets)` lets an empty PairCounts or QueryKeyCounts count them."""
     length = inputs.shape[1]
-    _require_memory(statistics_memory(vocab_size, length, device), vocab_size, device)
-    pairs = PairCounts(vocab_size, length, device).add(inputs, targets)
-    count, first = pairs.positions, (pairs.unigram, pairs.bigram, pairs.context)
+    pairs = count(PairCounts(vocab_size, length, device), inputs, targets)
+    positions, first = pairs.positions, (pairs.unigram, pairs.bigram, pairs.context)
     del pairs  # its two tables
-    queries = QueryKeyCounts(usefulness(*first), length).add(inputs, targets)
-    return CorpusStatistics(*first, queries.query_key.div_(count), queries.position.div_(count))
+    queries = count(QueryKeyCounts(usefulness(*first), length), inputs, targets)
+    return CorpusStatistics(
+        *first, queries.query_key.div_(positions), queries.position.div_(positions)
+    )
 
 
 def unigram_statistics(unigram: Tensor, seq_len: int) -> CorpusStatistics:

@@ -8,6 +8,11 @@ from itertools import islice
 import torch
 
 
+def at_once(device) -> int:
+    """How many results of `in_threads` there are at one time: those in work and one that waits to be taken."""
+    return torch.get_num_threads() + 1 if torch.device(device).type == "cpu" else 1
+
+
 def in_threads(function, items, device) -> Iterator:
     """function(item) for each of `items`, in their order; on a CPU by as many threads as torch has set.
 

@@ -245,8 +245,6 @@ def choose_method(config: TrainConfig, corpus, batch_size: int, device: torch.de
     square, item = corpus.vocab_size**2, 4 if config.dtype == "float32" else 8
     free, processes = available_memory(device), distributed.world().size
     if free is not None:
-        if device.type != "cuda":
-            free /= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         # Beside the step there are the weights and the statistics: three corpora, and room to compare.
         free = max(0, free - item * square * (2 * config.num_layers + 1) - 8 * square * 14)
     ordered = corpus.inputs[:256].sort(dim=1).values
@@ -456,7 +454,10 @@ def _train(config, corpus, run_dir: Path, device, resume: bool, progress: bool) 
     for step in range(done + 1, last + 1):
         epoch, batch = divmod(step - 1, per_epoch)
         if order is None or batch == 0:
-            order = epoch_order(len(tokens), config.seed, epoch).to(device)
+            order = epoch_order(len(tokens), config.seed, epoch)
+            if device.type == "cuda":  # only a copy from pinned memory goes on without the host
+                order = order.pin_memory()
+            order = order.to(device, non_blocking=True)
         # Up to the update nothing is read on the host: a GPU never waits for the next step.
         chosen = tokens[distributed.shard(order[batch * batch_size : (batch + 1) * batch_size])]
         loss, gradients = loss_and_gradients(

@@ -10,12 +10,14 @@ from contextlib import redirect_stderr
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from unittest import mock
 
 import torch
 from safetensors.torch import save_file
 
-from lib import distributed, train
+from lib import distributed, statistics, train
 from lib.distributed import OtherRankError, together, world
+from lib.results import peak_memory_mib
 
 CONFIG = train.TrainConfig(
     vocab_size=40,
@@ -28,6 +30,8 @@ CONFIG = train.TrainConfig(
     device="cpu",
     dtype="float64",
 )
+
+LARGE = 5000  # tokens, whose tables dominate the memory of a rank
 
 TOO_FAST = "--vocab-size 40 --seq-len 12 --max-sequences 61 --steps 6 --batch-size 17 --learning-rate 1e30".split()
 
@@ -59,7 +63,15 @@ def share(folder: Path) -> None:
         distributed.GRACE_SECONDS, errors = 0, StringIO()
         with redirect_stderr(errors):
             status = train.main([f"--results-root={folder}", *TOO_FAST])
-        report = {"together": seen, "summary": result.summary, "metrics": len(result.metrics)}
+        try:
+            with mock.patch.object(statistics, "available_memory", lambda device: rank and 2**40):
+                distributed.corpus_statistics(corpus.inputs, corpus.targets, 40, device="cpu")
+        except (MemoryError, OtherRankError) as error:
+            refused = str(error)
+        before = peak_memory_mib("cpu")
+        distributed.corpus_statistics(corpus.inputs, corpus.targets, LARGE, device="cpu")
+        report = {"memory": 2**20 * (peak_memory_mib("cpu") - before), "refused": refused}
+        report |= {"together": seen, "summary": result.summary, "metrics": len(result.metrics)}
         report["not a number"] = status, errors.getvalue()
         (folder / f"rank{rank}.json").write_text(json.dumps(report))
 

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from lib import distributed
 from lib.distributed import World
 from lib.results import run_name
-from lib.statistics import corpus_statistics
+from lib.statistics import corpus_statistics, statistics_memory
 from lib.train import asdict, corpus_of, main, train
-from tests.ranks import CONFIG
+from tests.ranks import CONFIG, LARGE
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -118,6 +118,10 @@ def test_two_processes_count_and_train_as_one(tmp_path):
     assert reports[0]["summary"] == reports[1]["summary"]
     assert [report["metrics"] for report in reports] == [len(one.metrics)] * 2
     other = "OtherRankError: Process {} failed and says why."
+    for report in reports:
+        assert report["memory"] == pytest.approx(statistics_memory(LARGE, 12), rel=0.2)
+    sentence, silence = (report["refused"] for report in reports)
+    assert sentence.startswith("Statistics of 40 tokens need") and silence in other.format(0)
     own = "ValueError: rank {} says why"
     assert reports[0]["together"] == [own.format(0), other.format(1), own.format(0), "went on"]
     sentence, silence = (report["not a number"] for report in reports)

@@ -12,7 +12,7 @@ MAY_IMPORT = {
     "checks": set(),
     "compare": {"statistics", "theory", "model"},
     "corpus": {"sources", "storyworld", "tokenizers"},
-    "cost": set(),
+    "cost": {"threads"},
     "distributed": {"statistics"},
     "gptneox": {"corpus", "statistics", "compare", "results"},
     "intervene": {"statistics", "theory", "model"},

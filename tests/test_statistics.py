@@ -1,6 +1,7 @@
 """lib.statistics against the one-hot definition, by hand, and under splitting, merging and saving."""
 
 import itertools
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from lib.statistics import (
     PairCounts,
     QueryKeyCounts,
     corpus_statistics,
+    statistics_memory,
     unigram_statistics,
     usefulness,
 )
@@ -183,6 +185,34 @@ def test_too_little_memory_is_refused(tokens, monkeypatch):
         PairCounts(50_304, T)
     monkeypatch.setattr(statistics, "available_memory", lambda device: None)
     corpus_statistics(*tokens, V)
+
+
+def test_the_vocabulary_that_is_advised_fits(tokens, monkeypatch):
+    monkeypatch.setattr(statistics, "available_memory", lambda device: 2**30)
+    with pytest.raises(MemoryError) as refused:
+        corpus_statistics(*tokens, 50_304, device="cpu")
+    fits = int(re.search(r"up to about ([\d,]+)", str(refused.value))[1].replace(",", ""))
+    assert statistics_memory(fits, T) <= 2**30 < statistics_memory(fits + 1, T)
+
+
+def test_processes_of_a_machine_share_its_memory(monkeypatch):
+    monkeypatch.setattr(statistics.Path, "read_text", lambda path: "MemAvailable:    4096 kB")
+    assert statistics.available_memory() == 2**22
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert statistics.available_memory() == 2**20
+
+
+def test_only_a_cpu_works_on_as_many_chunks_as_it_has_threads():
+    before, estimates = torch.get_num_threads(), {}
+    try:
+        for threads in (1, 5):
+            torch.set_num_threads(threads)
+            estimates[threads] = [statistics_memory(100, T, device) for device in ("cpu", "cuda")]
+    finally:
+        torch.set_num_threads(before)
+    assert estimates[1][1] == estimates[5][1]
+    tables = 8 * statistics.TABLES * 100**2
+    assert estimates[5][0] - tables == 3 * (estimates[1][0] - tables)
 
 
 @pytest.mark.slow
