@@ -53,12 +53,13 @@ def equality(device):
 
 
 def waits(transformer, batch, device):
-    """The message of the first thing that waits for the GPU in a step by paths; None if nothing does."""
+    """The message of the first thing that waits for the GPU in a step, by paths or dense; None if nothing does."""
     if device != "cuda":
         return None
     torch.cuda.set_sync_debug_mode("error")
     try:
-        paths.loss_and_gradients(transformer, *batch)
+        for method in (paths.loss_and_gradients, model.loss_and_gradients):
+            method(transformer, *batch)
     except RuntimeError as error:
         return str(error).splitlines()[0]
     finally:

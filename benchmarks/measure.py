@@ -74,7 +74,8 @@ def machine():
     found = environment()
     kind = "CPU" if torch.get_num_threads() == 1 else "wall"
     name = found["device_name"]
-    return f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}, {kind} time"
+    versions = ", ".join(f"{key} {value}" for key, value in found["versions"].items())
+    return f"{name}, {torch.get_num_threads()} threads, {versions}, {kind} time"
 
 
 def save(name, options, found):

@@ -67,7 +67,7 @@ TINY = "--vocab-size 100 --seq-len 20 --sequences 8"
         ("bench_paths.py", "--layers 1 2 --dense-sequences 4", "of product's speed"),
         ("bench_equality.py", "--layers 1 2 --full", "paths_float64"),
         ("bench_profile.py", "--layers 2", "bookkeeping"),
-        ("bench_statistics.py", "--dense 6 8 --repeats 1", "by index"),
+        ("bench_statistics.py", "--dense 6 8 --repeats 1 --full", "dense float32, N = 8"),
     ],
 )
 def test_benchmark_at_tiny_sizes_prints_and_keeps_a_record(script, options, printed):

@@ -219,21 +219,32 @@ def test_only_a_cpu_works_on_as_many_chunks_as_it_has_threads():
 @pytest.mark.skipif(
     not Path("/proc/self/status").exists(), reason="reads Linux's account of memory"
 )
-def test_memory_is_as_stated():
-    """Resident memory of a fresh process against the estimate, where the tables dominate."""
-    code = """if True:
+@pytest.mark.parametrize(
+    ("vocab_size", "sequences", "length", "share"),
+    [(5000, 64, 20, "below"), (3000, 1500, 200, "above")],
+)
+def test_memory_is_as_stated(vocab_size, sequences, length, share):
+    """Resident memory of a fresh process against the estimate, where the tables dominate.
+
+    With few pairs the product by their number is made, with many the dense one. At the largest
+    vocabulary that fits, benchmarks/bench_statistics.py --largest measures it.
+    """
+    code = f"""if True:
         import re, torch
-        from lib.statistics import corpus_statistics, statistics_memory
+        from lib.statistics import SPARSE_SHARE, corpus_statistics, statistics_memory
         def peak():  # not ru_maxrss, which a child inherits from its parent
             return 1024 * int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1])
         torch.set_num_threads(1)
-        inputs, targets = torch.randint(5000, (2, 64, 20))
-        corpus_statistics(inputs % 9, targets % 9, 10, device="cpu")
+        inputs, targets = torch.randint({vocab_size}, (2, {sequences}, {length}))
+        corpus_statistics(inputs[:64] % 9, targets[:64] % 9, 10, device="cpu")
         before = peak()
-        corpus_statistics(inputs, targets, 5000, device="cpu")
-        print((peak() - before) / statistics_memory(5000, 20))"""
+        bigram = corpus_statistics(inputs, targets, {vocab_size}, device="cpu").bigram
+        print((peak() - before) / statistics_memory({vocab_size}, {length}))
+        pairs = (bigram > 0).count_nonzero() / bigram.numel()
+        print("above" if pairs >= SPARSE_SHARE else "below")"""
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert float(run.stdout) == pytest.approx(1, rel=0.2)
+    ratio, found = run.stdout.split()
+    assert float(ratio) == pytest.approx(1, rel=0.2) and found == share
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")

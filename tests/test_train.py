@@ -300,9 +300,15 @@ def test_nothing_is_read_on_the_host_between_snapshots(corpus, tmp_path, monkeyp
 def test_on_cuda_a_step_waits_for_nothing_and_agrees_with_the_cpu(
     corpus, tmp_path, monkeypatch, dtype
 ):
-    config = replace(SMALL, steps=14, batch_size=4, dtype=dtype)
+    """Steps 11 and 12 are no snapshots; from a new epoch's order on to its first step nothing waits either."""
+    config = replace(SMALL, steps=16, batch_size=4, dtype=dtype)
     on_cpu = train(replace(config, device="cpu"), corpus, tmp_path / "cpu")
-    steps, real = [], module.loss_and_gradients
+    steps, orders, real, real_order = [], [], module.loss_and_gradients, module.epoch_order
+
+    def order(*arguments):
+        orders.append(arguments)
+        torch.cuda.set_sync_debug_mode("error")
+        return real_order(*arguments)
 
     def look(*arguments, **options):
         steps.append(len(steps) + 1)
@@ -310,8 +316,9 @@ def test_on_cuda_a_step_waits_for_nothing_and_agrees_with_the_cpu(
         return real(*arguments, **options)
 
     monkeypatch.setattr(module, "loss_and_gradients", look)
+    monkeypatch.setattr(module, "epoch_order", order)
     on_cuda = train(replace(config, device="cuda"), corpus, tmp_path / "cuda")
-    assert len(steps) == 14
+    assert len(steps) == 16 and len(orders) == 2
     for name, weight in weights(on_cpu).items():
         error = (weights(on_cuda)[name].cpu() - weight).norm() / weight.norm()
         assert error < (1e-5 if dtype == "float32" else 1e-12), name
