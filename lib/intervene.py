@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lib.model import MICRO_BATCH_ELEMENTS, AttentionOnlyTransformer
 from lib.statistics import CorpusStatistics, PairCounts, QueryKeyCounts, usefulness
-from lib.theory import PARAMETERS, leading_coefficients, leading_terms
+from lib.theory import PARAMETERS, leading_coefficients, leading_terms, predict
 
 INTERVENTIONS = ("remove", "keep", "random")
 
@@ -381,6 +381,18 @@ def intervention_table(
                     }
                 )
     return rows
+
+
+@torch.no_grad()
+def predicted_model(
+    statistics: CorpusStatistics, step: int, learning_rate: float, num_layers: int
+) -> AttentionOnlyTransformer:
+    """The model in float64 whose weights, alike in all layers, are those that theory predicts."""
+    made = AttentionOnlyTransformer(statistics.vocab_size, statistics.seq_len, num_layers).double()
+    predicted = predict(statistics, step, learning_rate)
+    for name, weight in made.named_parameters():
+        weight.copy_(predicted[name.split(".")[-1]])
+    return made
 
 
 @torch.no_grad()

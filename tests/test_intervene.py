@@ -20,6 +20,7 @@ from lib.intervene import (
     loss_changes,
     paired_interval,
     predicted_cost,
+    predicted_model,
     remove_component,
     remove_random,
     softmax_change,
@@ -415,6 +416,18 @@ def test_float32_sees_no_change_of_attention_until_scores_pass_its_resolution():
     assert found == pytest.approx(plain.tolist(), rel=1e-10)
 
 
+def test_attention_of_the_predicted_model_is_that_of_the_trained_one():
+    step, rate = 6, 1e-3
+    models = (predicted_model(STATISTICS, step, rate, L), trained(TOKENS, V, L, rate, step))
+    expected, found = (attention_visibility(model, TOKENS[0]) for model in models)
+    for row, other in zip(expected, found, strict=True):
+        assert row["layer"] == other["layer"]
+        for key in ("score", "float64"):
+            assert row[key] == pytest.approx(other[key], rel=0.01) and row[key] > 0
+    fewer = attention_visibility(predicted_model(STATISTICS, step - 1, rate, L), TOKENS[0])
+    assert fewer[0]["score"] < 0.5 * found[0]["score"]
+
+
 # The run notebook --------------------------------------------------------------------------------
 
 TINY = {
@@ -500,6 +513,7 @@ def test_the_run_notebook_trains_and_measures_and_says_when_weights_are_gone(
 def test_the_run_notebook_can_predict_without_training(run_notebook):
     ((name, found),) = run_notebook(predict_only=True, steps=320, learning_rate=0.005).items()
     assert name.endswith("predict_only=true-samples=6") and "interventions" not in found
+    assert [row["layer"] for row in found["attention"]] == [1, 2]
     attention = leading_coefficients(320, 0.005)["query_key"]
     value = leading_coefficients(320, 0.005)["value"] * 320 * 0.005
     expected = attention * value * found["squared_norms"]["query_key"]
