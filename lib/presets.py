@@ -104,6 +104,10 @@ PRESETS = {
         "the same weights, theory from the first batch, as published",
         tuple(TrainConfig(**_EMBEDDED | _FIRST, seed=seed) for seed in range(5)),
     ),
+    "embedded-held-out": Preset(
+        "the embedded corpus with a tenth of its stories put aside, for interventions",
+        tuple(TrainConfig(**_EMBEDDED, holdout=0.1, seed=seed) for seed in range(5)),
+    ),
     "sample": Preset("the TinyStories sample, small learning rate", _settings(**_SAMPLE)),
     "sample-large-lr": Preset(
         "the sample at ten times the rate: s eta passes 40",

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from lib.presets import cost_in_words, duration, estimate, preset
@@ -26,7 +27,8 @@ from lib.results import (
     run_name,
 )
 from lib.series import expand
-from lib.theory import leading_coefficients
+from lib.statistics import corpus_statistics
+from lib.theory import leading_coefficients, leading_terms, theorem_steps
 
 PUBLISHED = REPOSITORY / "data" / "published.toml"
 EXPECT = {"value", "tolerance", "low", "high", "at_least", "at_most", "words"}
@@ -41,7 +43,14 @@ TAKE = {
     "mean": lambda values: sum(values) / len(values),
     "spread": lambda values: max(values) - min(values),
     "ratio": lambda values: max(values) / min(values),
+    "most and least": lambda rows: [_most_and_least(rows)],
 }
+
+
+def _most_and_least(rows: list[dict]) -> str:
+    """The parameters of the rows with the largest and the smallest mean, in words."""
+    ends = [choose(rows, key=lambda row: row["mean"])["parameter"] for choose in (max, min)]
+    return "{} most, {} least".format(*ends).replace("_", "-")
 
 
 def published(path=PUBLISHED) -> dict:
@@ -150,23 +159,60 @@ def _values(place: dict, default: dict, root) -> tuple[list, list[str]]:
         found = read(load_run(run, root), path)
         if not found:
             raise ValueError(f"Entry {default['id']} finds nothing at {path} in the run {run}.")
-        numbers = all(isinstance(value, int | float) for value in found)
-        values.append(TAKE[take or "min"](found) if numbers else found)
+        is_text = any(isinstance(value, str) for value in found)
+        values.append(found if is_text else TAKE[take or "min"](found))
     return values, runs
 
 
 # What is computed: no run is needed --------------------------------------------------------------
 
 
+SMALL = torch.randint(5, (4, 5), generator=torch.Generator().manual_seed(0))
+
+
+@cache
+def _expansion() -> list[dict]:
+    """The expansion of a small model after 1, 2, 3, 4 updates: name of the weight, and its terms by order."""
+    steps = expand(SMALL[:, :-1], SMALL[:, 1:], 5, 1, 4, 4, exact=False)
+    return [
+        {name.split(".")[-1]: series.terms for name, series in weights.items()} for weights in steps
+    ]
+
+
 @cache
 def _orders() -> dict[str, int]:
-    """The power of eta with which each kind of weight begins, from the exact expansion of a small model."""
-    tokens = torch.randint(5, (4, 5), generator=torch.Generator().manual_seed(0))
-    weights = expand(tokens[:, :-1], tokens[:, 1:], 5, 1, 3, 4, exact=False)[-1]
+    """The power of eta with which each kind of weight begins."""
     return {
-        name.split(".")[-1]: next(k for k, term in enumerate(series.terms) if (term != 0).any())
-        for name, series in weights.items()
+        name: next(k for k, term in enumerate(terms) if (term != 0).any())
+        for name, terms in _expansion()[2].items()
     }
+
+
+def _counts(name: str) -> list[str]:
+    """How often the leading term of a weight is in it after each of four updates."""
+    term = leading_terms(corpus_statistics(SMALL[:, :-1], SMALL[:, 1:], 5))[name].numpy()
+    found = [
+        (step[name][_orders()[name]] * term).sum() / (term * term).sum() for step in _expansion()
+    ]
+    return [", ".join(f"{count:.4g}" for count in found) + " for s = 1 to 4"]
+
+
+def _first_update() -> list[str]:
+    bigram = corpus_statistics(SMALL[:, :-1], SMALL[:, 1:], 5).bigram.numpy()
+    weights = _expansion()[0]
+    others = [term for name, terms in weights.items() if name != "output" for term in terms]
+    output = abs(weights["output"][1] - bigram).max() < 1e-15
+    return [
+        "output η B" if output else "output",
+        "others 0" if not any(map(np.any, others)) else "",
+    ]
+
+
+def _covered() -> list[str]:
+    size = preset("article").settings[0]
+    return [
+        f"{theorem_steps(rate, size.num_layers, size.seq_len)} at {rate}" for rate in (0.005, 0.05)
+    ]
 
 
 def _article_rate_times_updates() -> float:
@@ -183,6 +229,10 @@ COMPUTED = {
     "order of removing output": lambda: 2 * _orders()["output"] - 1,
     "order of removing value": lambda: 2 * _orders()["value"] - 1,
     "order of removing query_key": lambda: 2 * _orders()["query_key"] - 1,
+    "counts of value": lambda: _counts("value"),
+    "counts of query_key": lambda: _counts("query_key"),
+    "weights after one update": _first_update,
+    "updates that the theorem covers": _covered,
     "coefficient of three steps": lambda: leading_coefficients(3, 1.0)["query_key"],
     "propagated support": lambda: 0.7 * 0.95 * 0.9 * 0.8,
     "loss at zero": lambda: math.log(preset("paper-large-lr").settings[0].vocab_size),

@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "results": set(),
     "dynamics": {"statistics"},
     "horizon": {"compare", "dynamics", "model", "statistics", "theory"},
-    "scoreboard": {"presets", "results", "series", "theory"},
+    "scoreboard": {"presets", "results", "series", "statistics", "theory"},
     "series": {"statistics"},
     "sources": {"storyworld"},
     "statistics": {"threads"},
