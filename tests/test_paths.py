@@ -62,9 +62,11 @@ def test_equal_to_the_dense_model(tokens, num_layers, scale):
     assert_equal(loss_and_gradients(model, *tokens), expected, 1e-11)
     found = loss_and_gradients(single, *tokens)
     assert all(a.dtype == torch.float32 for a in (found[0], *found[1].values()))
-    # Deep layers on large weights amplify rounding: there the dense model in float32 is no better.
-    rounding = relative_errors(dense_loss_and_gradients(single, *tokens), expected)
-    assert_equal(found, expected, max(1e-5, 3 * max(rounding.values())))
+    tolerance = 1e-5
+    if (num_layers, scale) == (4, 0.6):  # this deep, large weights amplify rounding, the dense model's too
+        rounding = relative_errors(dense_loss_and_gradients(single, *tokens), expected)
+        tolerance = 3 * max(rounding.values())
+    assert_equal(found, expected, tolerance)
 
 
 @pytest.mark.parametrize("num_layers", DEPTHS)
