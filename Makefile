@@ -1,6 +1,6 @@
 # make book | test | runs | lab | refresh | bench | lint | mutants | clean
 # Options: PYTHON (3.11 or newer) makes the environment, VENV says where it lies, WORKERS is the
-# number of test processes, PRESETS names what `make runs` runs.
+# number of test processes, PRESETS names what `make runs` runs, BENCHMARKS and OPTIONS what `make bench` does.
 PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
@@ -80,7 +80,7 @@ refresh: $(STAMP)
 
 bench: $(STAMP)
 	@test -n "$(BENCHMARKS)" || { echo "There is no benchmarks/bench_*.py to run." >&2; exit 1; }
-	set -e; for script in $(BENCHMARKS); do "$(BIN)/python" "$$script"; done
+	set -e; time for script in $(BENCHMARKS); do "$(BIN)/python" "$$script" $(OPTIONS); done
 
 lint: $(STAMP)
 	"$(BIN)/ruff" check .

@@ -63,7 +63,10 @@ def test_equal_to_the_dense_model(tokens, num_layers, scale):
     found = loss_and_gradients(single, *tokens)
     assert all(a.dtype == torch.float32 for a in (found[0], *found[1].values()))
     tolerance = 1e-5
-    if (num_layers, scale) == (4, 0.6):  # this deep, large weights amplify rounding, the dense model's too
+    if (num_layers, scale) == (
+        4,
+        0.6,
+    ):  # this deep, large weights amplify rounding, the dense model's too
         rounding = relative_errors(dense_loss_and_gradients(single, *tokens), expected)
         tolerance = 3 * max(rounding.values())
     assert_equal(found, expected, tolerance)

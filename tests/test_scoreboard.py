@@ -323,3 +323,19 @@ def test_the_page_shows_every_topic():
     page = (Path(REPOSITORY) / "book" / "scoreboard.ipynb").read_text(encoding="utf-8")
     for topic in published()["topic"]:
         assert f'show(\\"{topic["key"]}\\")' in page
+
+
+def test_what_costs_most_and_least_is_named_in_words():
+    rows = [("value", 0.8), ("output", 0.7), ("query_key", 1e-4), ("value", 0.75)]
+    found = scoreboard.TAKE["most and least"]([{"parameter": n, "mean": m} for n, m in rows])
+    assert found == ["value most, query-key least"]
+
+
+def test_counts_come_from_the_expansion_and_not_from_the_formula(monkeypatch):
+    assert scoreboard.COMPUTED["counts of query_key"]() == ["0, 0, 2, 11 for s = 1 to 4"]
+    assert scoreboard.COMPUTED["weights after one update"]() == ["output η B", "others 0"]
+    steps = [dict(step) for step in scoreboard._expansion()]
+    steps[0]["value"] = [term + 1 for term in steps[0]["value"]]
+    steps[0]["output"] = [2 * term for term in steps[0]["output"]]
+    monkeypatch.setattr(scoreboard, "_expansion", lambda: steps)
+    assert scoreboard.COMPUTED["weights after one update"]() == ["output", ""]
