@@ -511,9 +511,12 @@ def test_the_run_notebook_trains_and_measures_and_says_when_weights_are_gone(
 
 @pytest.mark.slow
 def test_the_run_notebook_can_predict_without_training(run_notebook):
-    ((name, found),) = run_notebook(predict_only=True, steps=320, learning_rate=0.005).items()
+    ((name, found),) = run_notebook(
+        predict_only=True, steps=320, learning_rate=0.005, seq_len=24
+    ).items()
     assert name.endswith("predict_only=true-samples=6") and "interventions" not in found
     assert [row["layer"] for row in found["attention"]] == [1, 2]
+    assert found["entries"][0]["pair"] == ". → he" and found["entries"][0]["output"] != 0
     attention = leading_coefficients(320, 0.005)["query_key"]
     value = leading_coefficients(320, 0.005)["value"] * 320 * 0.005
     expected = attention * value * found["squared_norms"]["query_key"]
