@@ -115,6 +115,8 @@ def main():
         return {"vocab_size": size, "peak_mib_beyond_inputs": grown, "expected_mib": said}
 
     memories = [memory(tokens, vocab_size)]
+    if options.largest and available_memory() is None:
+        sys.exit("--largest needs to know how much memory is free, which this system does not say.")
     if options.largest:
         large = math.isqrt(
             int(0.8 * (available_memory() - statistics_memory(1, length))) // (8 * TABLES)

@@ -166,14 +166,12 @@ class _Counts:
     """Shared by the two passes: named float64 sums, the number of tokens, merging and saving."""
 
     tables: tuple[str, ...]
-    square: int  # how many of them are V by V
 
     def __init__(self, vocab_size: int, seq_len: int, device="cpu"):
         if vocab_size < 1 or seq_len < 1:
             raise ValueError(
                 f"vocab_size and seq_len must be at least 1, got {vocab_size} and {seq_len}."
             )
-        _require_memory(vocab_size, device, self.square)
         self.vocab_size, self.seq_len, self.device, self.positions = vocab_size, seq_len, device, 0
 
     def _zeros(self, *shape) -> Tensor:
@@ -269,10 +267,10 @@ class PairCounts(_Counts):
     every earlier-or-current occurrence of history in the prefix of length t before next."""
 
     tables = ("following", "prefix")
-    square = 2
 
     def __init__(self, vocab_size: int, seq_len: int, device="cpu"):
         super().__init__(vocab_size, seq_len, device)
+        _require_memory(vocab_size, device, 2)
         self.following = self._zeros(vocab_size, vocab_size)
         self.prefix = self._zeros(vocab_size, vocab_size)
 
@@ -306,7 +304,6 @@ class QueryKeyCounts(_Counts):
     from the first pass by the function of that name. Collects `query_key` [query, key], `position` [lag]."""
 
     tables = ("query_key", "position")
-    square = 1
 
     def __init__(self, usefulness: Tensor, seq_len: int):
         super().__init__(len(usefulness), seq_len, usefulness.device)
