@@ -93,6 +93,8 @@ def main():
     options = options.parse_args()
     if min(options.dense) <= 4:
         sys.exit("--dense takes numbers above 4, whose time is what the further sequences add to.")
+    if options.largest and available_memory() is None:
+        sys.exit("--largest needs to know how much memory is free, which this system does not say.")
     vocab_size, length, count = options.vocab_size, options.seq_len, options.sequences
     try:
         tokens = draw_tokens(options)
@@ -115,8 +117,6 @@ def main():
         return {"vocab_size": size, "peak_mib_beyond_inputs": grown, "expected_mib": said}
 
     memories = [memory(tokens, vocab_size)]
-    if options.largest and available_memory() is None:
-        sys.exit("--largest needs to know how much memory is free, which this system does not say.")
     if options.largest:
         large = math.isqrt(
             int(0.8 * (available_memory() - statistics_memory(1, length))) // (8 * TABLES)

@@ -17,6 +17,7 @@ import re
 import resource
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from types import UnionType
@@ -313,6 +314,33 @@ def run_record(parameters: dict, corpus, *, device="cpu", seconds=None, peak_mem
         "seconds": seconds,
         "peak_memory_mib": peak_memory,
     }
+
+
+def measured_once(run_dir: Path, settings: dict, corpus, device, measure) -> dict:
+    """The summary of a run that only measures: `measure()`, written with its record into `run_dir`, or read back.
+
+    `settings`, `corpus` and `device` go into the record. Raises ValueError (one sentence) if the folder holds
+    a run of other settings or of another corpus, or a damaged one.
+    """
+    record_file, summary_file = run_dir / "run.json", run_dir / "summary.json"
+    if record_file.exists() and summary_file.exists():
+        found = read_record(record_file, parameters=dict, corpus=dict)
+        if (found["parameters"], found["corpus"].get("fingerprint")) != (
+            settings,
+            corpus.fingerprint,
+        ):
+            raise ValueError(
+                f"{run_dir.name} holds another run; move it away or choose another results_root."
+            )
+        return read_record(summary_file, finished=True)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    began = time.monotonic()
+    summary = measure()
+    seconds, peak = time.monotonic() - began, peak_memory_mib(device)
+    record = run_record(settings, corpus, device=device, seconds=seconds, peak_memory=peak)
+    write_json(record_file, record | {"dtype": "float64"})
+    write_json(summary_file, summary)
+    return read_record(summary_file, finished=True)
 
 
 def load_run(name: str, root=None) -> dict:

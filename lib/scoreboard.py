@@ -167,13 +167,14 @@ def _values(place: dict, default: dict, root) -> tuple[list, list[str]]:
 # What is computed: no run is needed --------------------------------------------------------------
 
 
-SMALL = torch.randint(5, (4, 5), generator=torch.Generator().manual_seed(0))
+_TOKENS = torch.randint(5, (4, 5), generator=torch.Generator().manual_seed(0))
+SMALL = _TOKENS[:, :-1], _TOKENS[:, 1:], 5  # inputs, targets, vocabulary
 
 
 @cache
 def _expansion() -> list[dict]:
     """The expansion of a small model after 1, 2, 3, 4 updates: name of the weight, and its terms by order."""
-    steps = expand(SMALL[:, :-1], SMALL[:, 1:], 5, 1, 4, 4, exact=False)
+    steps = expand(*SMALL, 1, 4, 4, exact=False)
     return [
         {name.split(".")[-1]: series.terms for name, series in weights.items()} for weights in steps
     ]
@@ -190,7 +191,7 @@ def _orders() -> dict[str, int]:
 
 def _counts(name: str) -> list[str]:
     """How often the leading term of a weight is in it after each of four updates."""
-    term = leading_terms(corpus_statistics(SMALL[:, :-1], SMALL[:, 1:], 5))[name].numpy()
+    term = leading_terms(corpus_statistics(*SMALL, device="cpu"))[name].numpy()
     found = [
         (step[name][_orders()[name]] * term).sum() / (term * term).sum() for step in _expansion()
     ]
@@ -198,11 +199,11 @@ def _counts(name: str) -> list[str]:
 
 
 def _first_update() -> list[str]:
-    bigram = corpus_statistics(SMALL[:, :-1], SMALL[:, 1:], 5).bigram.numpy()
+    bigram = corpus_statistics(*SMALL, device="cpu").bigram.numpy()
     weights = _expansion()[0]
     others = [term for name, terms in weights.items() if name != "output" for term in terms]
-    first, *higher = weights["output"][1:]
-    output = abs(first - bigram).max() < 1e-15 and not any(map(np.any, higher))
+    zeroth, first, *higher = weights["output"]
+    output = abs(first - bigram).max() < 1e-15 and not any(map(np.any, (zeroth, *higher)))
     return [
         "output η B" if output else "output",
         "others 0" if not any(map(np.any, others)) else "",

@@ -325,3 +325,26 @@ def test_a_long_name_is_cut_and_still_differs():
     names = [run_name(lists | {"rates": lists["rates"] + end}) for end in (" 7", " 8")]
     assert all(len(name) == 160 and name.startswith("sample-v300-rates=") for name in names)
     assert names[0] != names[1]
+
+
+def test_a_measurement_is_made_once_and_never_taken_for_another(tmp_path):
+    corpus, calls = SimpleNamespace(source_name="a", fingerprint="f", tokens=[1, 2]), []
+
+    def measure():
+        calls.append(1)
+        return {"finished": True, "answer": len(calls)}
+
+    def once(settings, corpus=corpus):
+        return results.measured_once(tmp_path / "run", settings, corpus, "cpu", measure)
+
+    assert once({"seed": 0}) == once({"seed": 0}) == {"finished": True, "answer": 1}
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert record["parameters"] == {"seed": 0} and record["tf32"] is False
+    other = SimpleNamespace(source_name="a", fingerprint="g", tokens=[1, 2])
+    for refused in ({"seed": 1}, corpus), ({"seed": 0}, other):
+        with pytest.raises(ValueError, match="run holds another run; move it away"):
+            once(*refused)
+    (tmp_path / "run" / "summary.json").write_text("{}")
+    with pytest.raises(ValueError, match="is not a whole record"):
+        once({"seed": 0})
+    assert len(calls) == 1
