@@ -78,13 +78,20 @@ def published(path=PUBLISHED) -> dict:
     for entry in found["entry"]:
         name = entry.get("id", "without id")
         wrong = (needed - entry.keys()) | (entry.keys() - needed - optional - {"why", "note"})
+        kinds = {"published": str, "beside": list, "expect": dict}
+        shapeless = {k for k, kind in kinds.items() if not isinstance(entry.get(k, kind()), kind)}
+        if shapeless:
+            raise ValueError(f"Entry {name}: of a wrong kind: {sorted(shapeless)}.")
         for place in entry.get("beside", []):
             wrong |= place.keys() - {"preset", "run", "scale", "kind", "read", "take"}
             wrong |= {"preset or run"} if not place.keys() & {"preset", "run"} else set()
         for place in (entry, *entry.get("beside", [])):
             for key, known in words.items():
                 wrong |= {str(place[key])} - known if key in place else set()
-        wrong |= entry.get("expect", {}).keys() - EXPECT
+        expect = entry.get("expect", {}).keys()
+        wrong |= (expect - EXPECT) | (
+            {"low", "high"} - expect if expect & {"low", "high"} else set()
+        )
         if wrong or name in seen or entry["topic"] not in topics:
             raise ValueError(
                 f"Entry {name}: missing, unknown or repeated: {sorted(wrong) or name}."
@@ -113,10 +120,10 @@ def read(record: dict, path: str) -> list:
     """
     found = [record]
     for key, filters in re.findall(r"(\w+)((?:\[[^\]]*\])*)", path):
-        found = [item[key] for item in found if item.get(key) is not None]
+        found = [i[key] for i in found if isinstance(i, dict) and i.get(key) is not None]
         found = [each for item in found for each in (item if isinstance(item, list) else [item])]
         for name, wanted in re.findall(r"\[(\w+)=([^\]]*)\]", filters):
-            found = [item for item in found if _matches(item.get(name), wanted)]
+            found = [i for i in found if isinstance(i, dict) and _matches(i.get(name), wanted)]
     return found
 
 

@@ -423,7 +423,11 @@ def test_attention_of_the_predicted_model_is_that_of_the_trained_one():
     for row, other in zip(expected, found, strict=True):
         assert row["layer"] == other["layer"]
         for key in ("score", "float64"):
-            assert row[key] == pytest.approx(other[key], rel=0.01) and row[key] > 0
+            assert row[key] == pytest.approx(other[key], rel=0.01, abs=0) and row[key] > 0
+    found_weights = dict(models[1].named_parameters())
+    for name, weight in models[0].named_parameters():
+        learned = found_weights[name]
+        assert 0 < (weight - learned).norm() < 0.01 * learned.norm(), name
     fewer = attention_visibility(predicted_model(STATISTICS, step - 1, rate, L), TOKENS[0])
     assert fewer[0]["score"] < 0.5 * found[0]["score"]
 

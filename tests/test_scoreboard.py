@@ -231,6 +231,7 @@ def test_a_faulty_entry_is_refused(board, change):
         'beside = [{ preset = "small", raed = "summary.loss" }]',
         'beside = [{ scale = "nothing to read" }]',
         "expect = { tolerence = 0.1 }",
+        "expect = { low = 0.1 }",
     ],
 )
 def test_a_faulty_part_of_an_entry_is_refused(board, text):
@@ -334,8 +335,21 @@ def test_what_costs_most_and_least_is_named_in_words():
 def test_counts_come_from_the_expansion_and_not_from_the_formula(monkeypatch):
     assert scoreboard.COMPUTED["counts of query_key"]() == ["0, 0, 2, 11 for s = 1 to 4"]
     assert scoreboard.COMPUTED["weights after one update"]() == ["output η B", "others 0"]
-    steps = [dict(step) for step in scoreboard._expansion()]
-    steps[0]["value"] = [term + 1 for term in steps[0]["value"]]
-    steps[0]["output"] = [2 * term for term in steps[0]["output"]]
-    monkeypatch.setattr(scoreboard, "_expansion", lambda: steps)
-    assert scoreboard.COMPUTED["weights after one update"]() == ["output", ""]
+    first = scoreboard._expansion()[0]
+    for name, order, found in (
+        ("output", 0, ["output", "others 0"]),
+        ("output", 1, ["output", "others 0"]),
+        ("output", 4, ["output", "others 0"]),
+        ("value", 0, ["output η B", ""]),
+        ("position", 4, ["output η B", ""]),
+    ):
+        terms = list(first[name])
+        terms[order] = terms[order] + 1
+        monkeypatch.setattr(scoreboard, "_expansion", lambda broken=first | {name: terms}: [broken])
+        assert scoreboard.COMPUTED["weights after one update"]() == found
+
+
+@pytest.mark.parametrize(("text", "what"), [('beside = "x"', "beside"), ('expect = "x"', "expect")])
+def test_a_part_of_a_wrong_kind_is_refused(board, text, what):
+    with pytest.raises(ValueError, match=rf"Entry a: of a wrong kind: \['{what}'\]"):
+        board(text=text)
